@@ -115,9 +115,6 @@ def main() -> None:
         begin = time.perf_counter()
         store = Datastore.open(path)
         report["open_ms"] = (time.perf_counter() - begin) * 1e3
-        begin = time.perf_counter()
-        Datastore.open(path, verify=True).close()
-        report["verify_gb_a_second"] = os.path.getsize(path) / 1e9 / (time.perf_counter() - begin)
         report["python_lookup"] = lookups(store, queries)
         core = subprocess.run(
             [str(arguments.core), str(tokens), str(path)],

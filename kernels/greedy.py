@@ -48,8 +48,10 @@ def argmax(
     """
     if allowed is None and not logprobs and not raw_logprobs:
         if reads_back(logits) and logits.dtype in _NUMPY:
-            tokens = torch.from_numpy(logits.numpy(force=True).argmax(1))
-            return Chosen(tokens, logits.gather(1, tokens[:, None])[:, 0], None, None)
+            values = logits.numpy(force=True)
+            tokens = values.argmax(1)
+            maxima = values[range(len(values)), tokens]
+            return Chosen(torch.from_numpy(tokens), torch.from_numpy(maxima), None, None)
         return Chosen(*largest(chunked(logits)), None, None)
     parts = []
     for part in slabs(len(logits), logits):

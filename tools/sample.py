@@ -294,7 +294,10 @@ BYTES = byte_letters()
 
 def main() -> None:
     """Writes the folder, and prints the answers to look at."""
-    target = load_target(None, device="cpu", dtype="auto", threads=1, raw=False)
+    import torch
+
+    torch.set_num_threads(1)
+    target = load_target(None, device="cpu", dtype="auto")
     FOLDER.mkdir(exist_ok=True)
     used: set[int] = set()
     for name, records in families(target).items():

@@ -15,16 +15,17 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftStats, hf
 from fastdraft.demo import Target, TargetError, load_target
-from fastdraft.demo.measure import Streamer, greedy_options
+from fastdraft.demo.measure import greedy_options
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.display import progress
@@ -178,6 +179,23 @@ def timed_forwards(model: Any) -> Iterator[list[float]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class Streamer(BaseStreamer):
+    """Passes new tokens to `on_tokens` as they come, in every mode alike."""
+
+    def __init__(self, on_tokens: Callable[[list[int]], object]) -> None:
+        self._on_tokens = on_tokens
+        self._prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes what `generate` streams: first the prompt, then the new tokens."""
+        if not self._prompt:
+            self._on_tokens(value.flatten().tolist())
+        self._prompt = False
+
+    def end(self) -> None:
+        """Nothing waits for the end."""
 
 
 class Experiment:
@@ -448,7 +466,7 @@ def _positive(text: str) -> int:
 
 def _load(name: str | None, device: str | None, dtype: str) -> Target:
     try:
-        return load_target(name, device=device, dtype=dtype, threads=None, raw=False)
+        return load_target(name, device=device, dtype=dtype)
     except FastdraftError as error:
         raise SystemExit(str(error)) from error
 

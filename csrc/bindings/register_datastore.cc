@@ -103,52 +103,8 @@ py::array_t<Token> read(const Datastore& store, std::int64_t position, std::int6
 }
 
 // Documents as bytes: tokens as a log has them, a negative one before each document, and then a
-// byte for each, 1 where a model wrote it. A store of them can only be read whole.
-constexpr std::int64_t kTextBytes = sizeof(Token) + 1;
-
-class Text final : public Datastore {
- public:
-  explicit Text(const std::string& bytes)
-      : Datastore(std::nullopt), size_(static_cast<std::int64_t>(bytes.size()) / kTextBytes) {
-    if (size_ * kTextBytes != static_cast<std::int64_t>(bytes.size())) {
-      throw InvalidValueError("text must have " + std::to_string(kTextBytes) +
-                              " bytes a token, got " + std::to_string(bytes.size()));
-    }
-    tokens_.resize(static_cast<std::size_t>(size_));
-    std::memcpy(tokens_.data(), bytes.data(), tokens_.size() * sizeof(Token));
-    outputs_ = bytes.substr(tokens_.size() * sizeof(Token));
-  }
-  void add(const Token*, std::int64_t, std::int64_t, const Grow&) override { refuse(); }
-  void add_all(const Datastore&, const Grow&) override { refuse(); }
-  void close() override {}
-  bool frozen() const noexcept override { return true; }
-  std::int64_t num_tokens() const override { return size_; }
-  std::int64_t num_documents() const override { return 0; }
-  std::int64_t bytes() const override { return size_ * kTextBytes; }
-  std::int64_t max_bytes() const noexcept override { return size_ * kTextBytes; }
-  std::int64_t limit(std::int64_t) override { refuse(); }
-
- protected:
-  void begin(Lookup&) const override {}
-  void go_on(const Lookup&) const override {}
-  int find(const Lookup&, Occurrence*, int, int) const override { return 0; }
-  std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
-    const std::int64_t count = std::clamp<std::int64_t>(most, 0, size_ - position);
-    std::copy_n(tokens_.begin() + position, count, out);
-    return count;
-  }
-  bool output(std::int64_t position) const override {
-    return outputs_[static_cast<std::size_t>(position)] != 0;
-  }
-  std::int64_t begin() const override { return 0; }
-  std::int64_t end() const override { return size_; }
-
- private:
-  [[noreturn]] static void refuse() { throw DatastoreError("text can only be read"); }
-  std::int64_t size_;
-  std::vector<Token> tokens_;
-  std::string outputs_;
-};
+// byte for each, 1 where a model wrote it.
+constexpr std::size_t kTextBytes = sizeof(Token) + 1;
 
 std::pair<py::bytes, std::int64_t> dump(const Datastore& store, std::int64_t position,
                                         std::int64_t most) {
@@ -178,9 +134,27 @@ std::pair<py::bytes, std::int64_t> dump(const Datastore& store, std::int64_t pos
 }
 
 void load(Datastore& store, const py::bytes& bytes, const std::optional<Datastore::Grow>& grow) {
-  const Text text{std::string(bytes)};
+  const std::string text(bytes);
   const py::gil_scoped_release release;
-  store.add_all(text, grow.value_or(nullptr));
+  const std::size_t count = text.size() / kTextBytes;
+  if (count * kTextBytes != text.size()) {
+    throw InvalidValueError("text must have " + std::to_string(kTextBytes) +
+                            " bytes a token, got " + std::to_string(text.size()));
+  }
+  std::vector<Token> tokens(count);
+  std::memcpy(tokens.data(), text.data(), count * sizeof(Token));
+  const char* outputs = text.data() + count * sizeof(Token);
+  const auto is_mark = [](Token token) { return token < 0; };
+  for (auto begin = tokens.begin(); begin != tokens.end();) {
+    // A mark tells how many of the first tokens are only context.
+    const std::int64_t context = is_mark(*begin) ? -1 - std::int64_t{*begin++} : 0;
+    const auto end = std::find_if(begin, tokens.end(), is_mark);
+    std::int64_t prompt_size = end - begin;
+    while (prompt_size > 0 && outputs[begin - tokens.begin() + prompt_size - 1] != 0) --prompt_size;
+    store.add(tokens.data() + (begin - tokens.begin()), end - begin, prompt_size,
+              grow.value_or(nullptr), context);
+    begin = end;
+  }
 }
 
 }  // namespace
@@ -192,44 +166,31 @@ void register_datastore(py::module_& module) {
               return Datastore::live(max_bytes, fingerprint_of(fingerprint));
             }),
             py::kw_only(), py::arg("max_bytes"), py::arg("fingerprint"));
-  store.def(
-      py::init([](const py::bytes& name, const std::optional<py::bytes>& fingerprint, bool verify) {
-        const std::string path = name;
-        const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
-        const py::gil_scoped_release release;
-        return Datastore::open(path, expected, verify);
-      }),
-      py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
+  store.def(py::init([](const py::bytes& name, const std::optional<py::bytes>& fingerprint) {
+              const std::string path = name;
+              const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
+              const py::gil_scoped_release release;
+              return Datastore::open(path, expected);
+            }),
+            py::kw_only(), py::arg("path"), py::arg("fingerprint"));
   store.def(
       "_save",
-      [](const Datastore& self, const py::bytes& name, std::int64_t first) {
+      [](const Datastore& self, const py::bytes& name) {
         const std::string path = name;
         const py::gil_scoped_release release;
-        return self.save(path, first);
+        self.save(path);
       },
-      py::arg("path"), py::arg("first") = 0);
+      py::arg("path"));
   store.def("_dump", &dump, py::arg("position"), py::arg("most"),
             "The text from a position on, for `_load`, at most so many tokens, and its end.");
   store.def("_load", &load, py::arg("text"), py::arg("grow"),
             "Adds the documents that `_dump` gave.");
-  store.def(
-      "add_all",
-      [](Datastore& self, const Datastore& source, const std::optional<Datastore::Grow>& grow) {
-        self.add_all(source, grow.value_or(nullptr));
-      },
-      py::arg("source"), py::kw_only(), py::arg("grow") = py::none(),
-      py::call_guard<py::gil_scoped_release>(),
-      R"(Adds all documents of another datastore, live or frozen, to a live one.
-
-source: the other store.
-grow: as for `add`.
-
-Raises what `add` raises, and InvalidValueError for the store itself.)");
   store.def("add", &add, py::arg("token_ids"), py::kw_only(), py::arg("prompt_size") = py::none(),
             py::arg("grow") = py::none(),
             R"(Adds a document to a live store.
 
-token_ids: a list or a row of integers, 0 or greater.
+token_ids: a list or a row of integers, 0 or greater. One of 4,194,303 or more, as no vocabulary
+    has, ends what is drafted.
 prompt_size: the tokens from here on are a model's output, which later outputs are more like than
     prompts are; by default none are.
 grow: called, from 128 tokens to the next, before the oldest text would have to leave; it may raise
@@ -314,8 +275,8 @@ InvalidValueError, DatastoreError where the file cannot be written, or Datastore
       py::arg("source"), py::call_guard<py::gil_scoped_release>(),
       R"(Appends all documents of a store, frozen or live.
 
-source: the store. Of a frozen one that was written from documents, the file becomes what it would
-    have become of these documents, bit for bit.
+source: the store. A document that goes on in another segment of a file is two, the second with the
+    first one's last 64 tokens.
 
 O(1) a token. Raises DatastoreError where the file cannot be written, or DatastoreClosedError.)");
   writer.def("finish", &DatastoreWriter::finish, py::call_guard<py::gil_scoped_release>(),

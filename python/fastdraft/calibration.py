@@ -21,7 +21,6 @@ from fastdraft.errors import InvalidValueError
 __all__ = ["Calibration", "ReliabilityBucket"]
 
 _VERSION = 3
-_READ = (1, 2, 3)  # version 1 has nothing of offers, versions 1 and 2 nothing of paths
 _FEATURES: Mapping[str, int] = dict(_core.FEATURES)
 _MOST = _core.MOST_WEIGHT
 _OFFER_RANGES: Sequence[tuple[float, float]] = _core.OFFER_RANGES
@@ -73,18 +72,10 @@ class Calibration:
             )
         for bucket in self.reliability:
             for value in (bucket.chance, bucket.accepted, bucket.count):
-                if not _is_finite(value):
+                if not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
                     raise InvalidValueError(f"reliability must be finite numbers, got {value!r}")
         for name, values in self.weights.items():
-            for value in values:
-                if not _is_finite(value):
-                    raise InvalidValueError(
-                        f"weights must be finite numbers, got {value!r} of {name}"
-                    )
-                if abs(value) > _MOST:
-                    raise InvalidValueError(
-                        f"weights must be from -{_MOST} to {_MOST}, got {value!r} of {name}"
-                    )
+            _check_ranges(values, [(-_MOST, _MOST)] * len(values), f"weights of {name!r}")
         for kind, values in self.offers.items():
             _check_ranges(values, _OFFER_RANGES, f"offers of {kind!r}")
         if self.plain_steps:
@@ -127,7 +118,7 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
         """Reads a file that `save` wrote.
 
-        Raises InvalidValueError where it is another file, or one of a newer version.
+        Raises InvalidValueError where it is another file, or one of another version.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -135,20 +126,15 @@ class Calibration:
         except ValueError as error:
             raise InvalidValueError(f"{path} is no calibration: {error}") from error
         version = content.get("fastdraft_calibration") if isinstance(content, dict) else None
-        if version not in _READ:
+        if version != _VERSION:
             raise InvalidValueError(
-                f"{path} must be a calibration of version {_VERSION} or earlier, "
-                f"got version {version!r}"
+                f"{path} must be a calibration of version {_VERSION}, got version {version!r}"
             )
         try:
             weights = {name: tuple(values) for name, values in content["weights"].items()}
-            if version < 3:
-                weights["path"] = (0.0,) * _FEATURES["path"]
             buckets = tuple(ReliabilityBucket(**bucket) for bucket in content["reliability"])
-            knows_offers = version > 1
-            learned = content["offers"] if knows_offers else {}
-            offers = {kind: tuple(values) for kind, values in learned.items()}
-            plain_steps = tuple(content["plain_steps"]) if knows_offers else ()
+            offers = {kind: tuple(values) for kind, values in content["offers"].items()}
+            plain_steps = tuple(content["plain_steps"])
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(f"{path} is a damaged calibration: {error!r}") from error
         return cls(weights, buckets, offers, plain_steps)
@@ -177,10 +163,6 @@ class Calibration:
     def _flat(self) -> list[float]:
         """The weights as the core counts them."""
         return [weight for name in _FEATURES for weight in self.weights[name]]
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and -math.inf < value < math.inf
 
 
 def _check_ranges(values: Sequence[Any], ranges: Sequence[tuple[float, float]], what: str) -> None:

@@ -103,7 +103,6 @@ class Datastore(_core.Datastore):
         path: str | os.PathLike[str],
         *,
         fingerprint: Fingerprint | None = None,
-        verify: bool = False,
     ) -> Datastore:
         """The frozen store in a file.
 
@@ -114,17 +113,14 @@ class Datastore(_core.Datastore):
         Args:
             path: A file that `save`, `build` or `fastdraft datastore build` wrote.
             fingerprint: Of the tokenizer that the tokens must be of.
-            verify: Read the whole file and check it against its checksums.
 
         Raises:
             DatastoreError: The file cannot be read or is no datastore, or it is truncated, damaged,
-                of a newer version, or of another tokenizer. Without `verify`, damage beyond its
-                header may go unnoticed; it then yields wrong tokens, and nothing worse.
+                of a newer version, or of another tokenizer. Damage beyond its header goes
+                unnoticed; it yields wrong tokens, and nothing worse.
         """
         store = cls.__new__(cls)
-        _core.Datastore.__init__(
-            store, path=os.fsencode(path), fingerprint=fingerprint, verify=verify
-        )
+        _core.Datastore.__init__(store, path=os.fsencode(path), fingerprint=fingerprint)
         store._path = os.path.abspath(path)
         return store
 
@@ -138,25 +134,19 @@ class Datastore(_core.Datastore):
             raise TypeError("a live datastore cannot be pickled: save it, and open the file")
         return functools.partial(Datastore.open, fingerprint=self.fingerprint), (self._path,)
 
-    def save(self, path: str | os.PathLike[str], *, first: int = 0) -> int:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the store to a file that `open` takes, in place of the one there, if any.
 
         The file takes its name when it is complete and on the disk: after an error the one that
         was there is as it was. Text that enters or leaves meanwhile may or may not be in it. While
         it runs it takes about 20 bytes of memory for each token, of 2^25 tokens at most.
 
-        Args:
-            path: The file.
-            first: Text before this position is left out.
-
-        Returns:
-            The end of the written text. Pass it as `first` later to write only what was added.
-
         Raises:
-            DatastoreError: The file cannot be written: a full disk, no such folder.
+            DatastoreError: The file cannot be written: a full disk, no such folder, another writer
+                of the same path.
             DatastoreClosedError: The store was closed.
         """
-        return self._save(os.fsencode(path), first)
+        self._save(os.fsencode(path))
 
     def find(
         self, token_ids: ArrayLike, *, most: int = 8, links: int = 32, least: int = 1
@@ -204,8 +194,8 @@ class DatastoreWriter(_core.DatastoreWriter):
 
     Each 2^25 tokens make a segment with an index of its own, for which indexing takes about 20
     bytes a token. As a context manager it completes the file at the end of the block, and removes
-    what was written where the block raises. Only the process that began a file may write it: in a
-    fork of it every call raises DatastoreError, but for `discard`, which does nothing there.
+    what was written where the block raises. Only the process that began a file may write it: a fork
+    of it that does gets a DatastoreError, and leaves the file alone.
 
     >>> with DatastoreWriter("code.fds") as writer:      # doctest: +SKIP
     ...     for tokens in documents:
@@ -220,10 +210,9 @@ class DatastoreWriter(_core.DatastoreWriter):
         fingerprint: bytes | None = None,
         segment_tokens: int = 1 << 25,
     ) -> None:
-        """Begins a temporary file beside `path`, which `finish` puts in its place.
+        """Begins the temporary file `path`.tmp, which `finish` puts in its place.
 
-        The temporary file of a process that was killed stays, until the next writer of the same
-        path removes it; on disks without locks, until you do.
+        That of a process that was killed stays until the next writer of the same path.
 
         Args:
             path: The file to write, or to replace.
@@ -231,7 +220,8 @@ class DatastoreWriter(_core.DatastoreWriter):
             segment_tokens: Fewer tokens a segment take less memory, and make lookups slower.
 
         Raises:
-            DatastoreError: There is no such folder, or it cannot be written to.
+            DatastoreError: There is no such folder, it cannot be written to, or another writer is
+                at the same path.
             InvalidValueError: `segment_tokens` or `fingerprint` is out of range.
         """
         super().__init__(

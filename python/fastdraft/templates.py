@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["ToolCall", "call_messages", "schema_example", "tool_call_ids", "tool_calls"]
+__all__ = ["ToolCall", "schema_example", "tool_call_ids", "tool_calls"]
 
 _DEEPEST: Final = 6
 """Levels of a schema that an example follows; recursive ones have no end."""
@@ -59,16 +59,16 @@ def tool_calls(tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
     if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
         raise InvalidValueError(f"tools must be a list of objects, got {reprlib.repr(tools)}")
     calls = []
-    budget = _Budget()
+    examples = _Examples()
     for index, tool in enumerate(tools[:_MOST_CALLS]):
         if not isinstance(tool, Mapping):
             raise InvalidValueError(f"tools[{index}] must be an object, got {reprlib.repr(tool)}")
         wrapped = tool.get("function")
         function = wrapped if isinstance(wrapped, Mapping) else tool
         name = function.get("name")
-        if isinstance(name, str) and name and budget.has(name):
+        if isinstance(name, str) and name and examples.take(name):
             schema = function.get("parameters") or function.get("input_schema")
-            calls.append(ToolCall(name, _Example(schema, budget).value() if schema else {}))
+            calls.append(ToolCall(name, examples.of(schema, schema) if schema else {}))
     return calls
 
 
@@ -81,71 +81,59 @@ def schema_example(schema: Any) -> Any:
     object. An example ends after some thousand values, so a large or recursive schema gives only
     the beginning of one.
     """
-    return _Example(schema, _Budget()).value()
+    return _Examples().of(schema, schema)
 
 
-class _Budget:
-    """What is left for examples."""
+class _Examples:
+    """Examples of schemas, all of them together of a bounded size."""
 
     def __init__(self) -> None:
         self._values = _MOST_VALUES
         self._letters = _MOST_LETTERS
 
-    def has(self, text: str) -> bool:
-        """Takes one value that is written or found with `text`; once False, always False."""
+    def take(self, text: str) -> bool:
+        """Counts one value that is written or found with `text`; once False, always False."""
         self._values -= 1
         self._letters -= len(text)
-        return self.left
+        return self._has_room
 
     @property
-    def left(self) -> bool:
-        """Whether anything is."""
+    def _has_room(self) -> bool:
         return self._values >= 0 and self._letters >= 0
 
-
-class _Example:
-    """An example of one schema."""
-
-    def __init__(self, schema: Any, budget: _Budget) -> None:
-        self._schema = schema
-        self._budget = budget
-
-    def value(self) -> Any:
-        return self._of(self._schema, "text", 0)
-
-    def _of(self, schema: Any, name: str, depth: int) -> Any:
-        if not self._budget.has(name) or not isinstance(schema, Mapping) or depth > _DEEPEST:
+    def of(self, schema: Any, root: Any, name: str = "text", depth: int = 0) -> Any:
+        """An example of a part of the schema `root`, which has this name there."""
+        if not self.take(name) or not isinstance(schema, Mapping) or depth > _DEEPEST:
             return {}
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            found = _referred(reference, self._schema) if self._budget.has(reference) else None
-            return self._of(found, name, depth + 1)
+            found = _referred(reference, root) if self.take(reference) else None
+            return self.of(found, root, name, depth + 1)
         if "const" in schema:
             return self._constant(schema["const"])
         for key in ("enum", "anyOf", "oneOf", "allOf"):
             choices = schema.get(key)
             if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
-                first = choices[0]
-                return self._constant(first) if key == "enum" else self._of(first, name, depth + 1)
-        kind = schema.get("type")
-        if isinstance(kind, Sequence) and not isinstance(kind, str):
-            kind = kind[0] if kind else None
-        kind = kind.lower() if isinstance(kind, str) else None
+                if key == "enum":
+                    return self._constant(choices[0])
+                return self.of(choices[0], root, name, depth + 1)
         properties = schema.get("properties")
         if isinstance(properties, Mapping):
             return {
-                str(key): self._of(value, str(key), depth + 1)
+                str(key): self.of(value, root, str(key), depth + 1)
                 for key, value in properties.items()
-                if self._budget.left
+                if self._has_room
             }
+        kind = schema.get("type")
+        if isinstance(kind, Sequence) and not isinstance(kind, str):
+            kind = kind[0] if kind else None
+        kind = kind.lower() if isinstance(kind, str) else ""
         if kind == "array":
-            return [self._of(schema.get("items", {}), name, depth + 1)]
-        if kind == "string":
-            return name
-        return _BY_TYPE.get(kind or "", {})
+            return [self.of(schema.get("items", {}), root, name, depth + 1)]
+        return name if kind == "string" else _BY_TYPE.get(kind, {})
 
     def _constant(self, value: Any) -> Any:
-        return value if self._budget.has(json.dumps(value)) else {}
+        return value if self.take(json.dumps(value)) else {}
 
 
 def _referred(reference: str, root: Any) -> Any:
@@ -157,26 +145,6 @@ def _referred(reference: str, root: Any) -> Any:
         part = part.replace("~1", "/").replace("~0", "~")
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
-
-
-def call_messages(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """A chat in which the model makes these calls, as chat templates of transformers take it."""
-    return [
-        {"role": "user", "content": "?"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [
-                {
-                    "type": "function",
-                    # Templates want one; some insist on nine letters.
-                    "id": f"call{index:05}",
-                    "function": _as_object(call),
-                }
-                for index, call in enumerate(calls)
-            ],
-        },
-    ]
 
 
 def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -193,34 +161,29 @@ def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[in
         InvalidValueError: `tools` is not a sequence of mappings.
     """
     calls = tool_calls(tools)
-    text = _rendered(tokenizer, calls) if calls else ""
+    # All in one answer where the template allows that, else one by one.
+    text = _by_template(tokenizer, calls) if calls else ""
+    if text is None:
+        text = "".join(
+            _by_template(tokenizer, [call])
+            or f"<tool_call>\n{json.dumps(call._asdict())}\n</tool_call>\n"
+            for call in calls
+        )
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def _rendered(tokenizer: Any, calls: Sequence[ToolCall]) -> str:
-    """The calls as text: all in one answer where the template allows that, else one by one."""
-    together = _by_template(tokenizer, calls)
-    if together is not None:
-        return together
-    texts = []
-    for call in calls:
-        text = _by_template(tokenizer, [call])
-        if text is None:
-            text = f"<tool_call>\n{json.dumps(_as_object(call))}\n</tool_call>\n"
-        texts.append(text)
-    return "".join(texts)
-
-
-def _as_object(call: ToolCall) -> dict[str, Any]:
-    return {"name": call.name, "arguments": call.arguments}
 
 
 def _by_template(tokenizer: Any, calls: Sequence[ToolCall]) -> str | None:
     """The answer that makes these calls; None where the chat template does not write them."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    user, answer = call_messages(calls)
+    user = {"role": "user", "content": "?"}
+    made = [
+        # Templates want an id; some insist on nine letters.
+        {"type": "function", "id": f"call{index:05}", "function": call._asdict()}
+        for index, call in enumerate(calls)
+    ]
+    answer = {"role": "assistant", "content": "", "tool_calls": made}
     try:
         before = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template([user, answer], tokenize=False)

@@ -91,13 +91,13 @@ def _second_turn(
     family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any], found: Counter[str]
 ) -> None:
     """A conversation goes on in the cache that `hf.generate` handed over."""
-    options = options | {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    options = options | {"do_sample": False, "return_dict_in_generate": True}
     first = hf.generate(model, **inputs, **options, drafter=Generous())
     text = torch.cat([first.sequences, inputs["input_ids"][:, -5:]], dim=1)
     inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
     if text.shape[1] + options["max_new_tokens"] > 250:
         return
-    expected = model.generate(**inputs, **options)
+    expected = model.generate(**inputs, **options, output_scores=True)
     output = hf.generate(model, **inputs, **options, **{CACHE: first[CACHE]}, drafter=Generous())
     found["ties"] += _compare(
         f"{family}, second turn", expected.sequences, output.sequences, text.shape[1],
@@ -115,21 +115,26 @@ def _sampled(
     columns = inputs["input_ids"].shape[1]
     rows = inputs["input_ids"].shape[0]
     seeds = [chance.getrandbits(40) for _ in range(rows)]
-    options = options | {
-        "do_sample": True,
+    warpers = {
         "temperature": chance.choice([0.3, 0.7, 1.0]),
         "top_k": chance.choice([0, 5]),
         "top_p": chance.choice([1.0, 0.9]),
-        "output_scores": True,
-        "return_dict_in_generate": True,
     }
+    options = options | warpers | {"do_sample": True}
     found: Counter[str] = Counter()
     plain = _decoded(model, inputs, options, found, family, Silent, seed=seeds)
     if plain is None:
         return found
 
+    recorder = _Recorder()
+    processors = LogitsProcessorList([*options.get("logits_processor", ()), recorder])
+
     def explains(row: int, step: int, token: int) -> bool:
-        scores = plain.scores[step][row : row + 1].clone()
+        if not recorder.scores:
+            # It is called along the path, before the warpers.
+            recorded = options | {"logits_processor": processors}
+            hf.generate(model, **inputs, **recorded, drafter=Silent(), seed=seeds)
+        scores = recorder.scores[step][row : row + 1].clone()
         scores[0, token] += _NOISE[model.dtype] * _largest(scores)
         position = step + int(inputs["attention_mask"][row].sum())
         drawn = verify_sampled(
@@ -138,6 +143,7 @@ def _sampled(
             torch.tensor([0, 0]),
             seeds=torch.tensor([seeds[row]]),
             positions=torch.tensor([position]),
+            **warpers,
         )
         return int(drawn.token_ids[0, 0]) == token
 
@@ -168,7 +174,6 @@ def _decoded(
 ) -> Any:
     """What `hf.generate` says, or None where it refuses: before the model runs on the prompt."""
     forwards: list[int] = []
-
     handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
     try:
         return hf.generate(model, **inputs, **options, **others, drafter=drafter())
@@ -300,6 +305,17 @@ def _options(chance: random.Random) -> dict[str, Any]:
         options.pop("forced_eos_token_id", None)
         options.pop("exponential_decay_length_penalty", None)
     return options
+
+
+class _Recorder(LogitsProcessor):
+    """Keeps the scores of every step."""
+
+    def __init__(self) -> None:
+        self.scores: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.scores.append(scores.clone())
+        return scores
 
 
 def _allowed(every: int) -> Callable[[int, torch.Tensor], list[int]]:

@@ -112,7 +112,7 @@ def test_a_busy_namespace_leaves_a_rare_one_its_share() -> None:
         name = "rare" if number % 20 == 0 else "busy"
         [store] = memory.of(name)
         size = random_.randrange(500, 1500)
-        store.add([random_.randrange(1 << 30) for _ in range(size)])
+        store.add([random_.randrange((1 << 22) - 1) for _ in range(size)])
         entered[name] += size
     held = {name: len(memory.find([name])[0]) for name in entered}
     assert held["busy"] < entered["busy"] / 4
@@ -300,7 +300,7 @@ def test_a_corpus_in_use_stays_while_text_comes_and_goes() -> None:
 
 def test_a_corpus_is_whole_where_the_memory_has_room() -> None:
     memory = Memory(32 << 20)
-    tokens = np.random.default_rng(0).integers(0, 2**31, 300_000)  # no n-gram twice
+    tokens = np.random.default_rng(0).integers(0, 2**22 - 1, 300_000)  # no n-gram twice
     [corpus] = memory.corpus(None, "repo", tokens)
     # It enters in pieces, each of which begins with 64 tokens of context.
     assert corpus.begin == 0 and len(corpus) == 300_000 + 64 * (corpus.num_documents - 1)

@@ -16,17 +16,9 @@ namespace {
 
 constexpr std::int64_t kLogLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 100'000;
 
-// Tokens of any size: at both sides of what 23 bits and 31 hold, and marks.
-constexpr std::array<Token, 10> kEdges{-1,
-                                       -1 - static_cast<Token>(kContextTokens),
-                                       0,
-                                       LiveLog::kLargestNarrow,
-                                       LiveLog::kLargestNarrow + 1,
-                                       (1 << 23) - 1,
-                                       1 << 23,
-                                       (1 << 24) - 1,
-                                       1 << 30,
-                                       2147483647};
+// What 23 bits hold, and marks.
+constexpr std::array<Token, 5> kEdges{-1, -1 - static_cast<Token>(kContextTokens), 0,
+                                      LiveLog::kLargestToken, LiveLog::kUnknown};
 
 // A log, and all that was ever appended to it.
 struct Appended {
@@ -45,7 +37,7 @@ struct Appended {
     outputs.push_back(output);
     ASSERT_LE(log.bytes(), log.max_bytes());
   }
-  void append_narrow(std::int64_t count) {
+  void append_some(std::int64_t count) {
     for (std::int64_t i = 0; i < count; ++i) append(static_cast<Token>(random() % 50'000));
   }
 
@@ -105,14 +97,14 @@ TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
   std::int64_t bytes = 0;
   int slabs = 0;
   while (log.begin() == 0) {
-    ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(LiveLog::kChunkTokens));
+    ASSERT_NO_FATAL_FAILURE(tokens.append_some(LiveLog::kChunkTokens));
     slabs += log.bytes() - bytes >= LiveLog::kSlab ? 1 : 0;
     bytes = log.bytes();
   }
   EXPECT_EQ(slabs, kHugePages ? 3 : 0);
   EXPECT_GT(log.bytes(), log.max_bytes() - LiveLog::kBlockBytes);
   const std::int64_t held = log.end() - log.begin();
-  ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(held + 77));
+  ASSERT_NO_FATAL_FAILURE(tokens.append_some(held + 77));
   ASSERT_NO_FATAL_FAILURE(tokens.expect_held(99));
   EXPECT_EQ(log.bytes(), bytes);
 
@@ -123,7 +115,7 @@ TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
   EXPECT_LT(log.end() - log.begin(), held);
   EXPECT_FALSE(log.wants_slab());
   EXPECT_THROW(log.charge(kLogLimit), MemoryLimitError);
-  ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(held));
+  ASSERT_NO_FATAL_FAILURE(tokens.append_some(held));
   ASSERT_NO_FATAL_FAILURE(tokens.expect_held(99));
   log.add_slab(nullptr);
   log.add_slab(LiveLog::allocate_slab());  // has no room any more
@@ -133,50 +125,26 @@ TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
   EXPECT_EQ(log.num_tokens(), 0);
 }
 
-TEST(LiveLog, HoldsTokensOfAnySize) {
-  for (const unsigned large : {0U, 3U, 2000U}) {
-    // No token but narrow ones; often; in some chunks.
-    constexpr std::int64_t kBlocks = 9;
-    Appended tokens(kBlocks * LiveLog::kBlockBytes);
-    LiveLog& log = tokens.log;
-    for (std::int64_t i = 0; i < 9 * kBlocks * LiveLog::kChunkTokens / 4; ++i) {
-      const bool edge = large > 0 && tokens.random() % large == 0;
-      ASSERT_NO_FATAL_FAILURE(tokens.append(edge ? kEdges[tokens.random() % kEdges.size()]
-                                                 : static_cast<Token>(tokens.random() % 3) *
-                                                       (LiveLog::kLargestNarrow / 2)));
-      if (i % 2999 == 0) {
-        ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
-      }
+TEST(LiveLog, HoldsAllTokensAndMarks) {
+  constexpr std::int64_t kBlocks = 9;
+  Appended tokens(kBlocks * LiveLog::kBlockBytes);
+  LiveLog& log = tokens.log;
+  for (std::int64_t i = 0; i < 9 * kBlocks * LiveLog::kChunkTokens / 4; ++i) {
+    const bool edge = tokens.random() % 3 == 0;
+    ASSERT_NO_FATAL_FAILURE(
+        tokens.append(edge ? kEdges[tokens.random() % kEdges.size()]
+                           : static_cast<Token>(tokens.random() % 3) * (LiveLog::kUnknown / 2)));
+    if (i % 2999 == 0) {
+      ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
     }
-    EXPECT_GT(log.begin(), 0);
-    ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
-    while (log.drop_block()) {
-    }
-    ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
-    EXPECT_EQ(log.num_chunks(), 1);
-    EXPECT_LE(log.bytes(), 2 * LiveLog::kBlockBytes + log.directory_bytes());
   }
-}
-
-// Also where all memory that there is is one chunk's.
-TEST(LiveLog, HoldsTokensOfAnySizeInOneBlock) {
-  Appended tokens(LiveLog::kBlockBytes + 2 * LiveLog::bytes_of(LiveLog::kFirstPointers));
-  // The first large token is the last of a chunk, the first of one, or in the middle.
-  for (const std::int64_t narrow : {LiveLog::kChunkTokens - 1, LiveLog::kChunkTokens,
-                                    LiveLog::kChunkTokens / 2, std::int64_t{0}}) {
-    ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(narrow));
-    for (std::int64_t i = 0; i < LiveLog::kChunkTokens; ++i) {
-      ASSERT_NO_FATAL_FAILURE(
-          tokens.append(kEdges[static_cast<std::size_t>(i + 4) % kEdges.size()]));
-      if (i % 100 == 0) {
-        ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
-      }
-    }
-    while (tokens.log.end() % LiveLog::kChunkTokens != 0) {
-      ASSERT_NO_FATAL_FAILURE(tokens.append(1));
-    }
+  EXPECT_GT(log.begin(), 0);
+  ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
+  while (log.drop_block()) {
   }
   ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
+  EXPECT_EQ(log.num_chunks(), 1);
+  EXPECT_LE(log.bytes(), 2 * LiveLog::kBlockBytes + log.directory_bytes());
 }
 
 // Blocks that tables take are as good as any.

@@ -74,7 +74,7 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
         for family, theirs in families.items()
     ]
     assert len(parts) == 384
-    assert f"{max(parts):.3f}" == "0.980"
+    assert f"{max(parts):.3f}" == "0.978"
 
 
 def test_arctic_at_its_best() -> None:
@@ -99,7 +99,7 @@ def test_a_prior_of_other_families() -> None:
     rows = {(row["prior"], row["token cost"]): row for row in results("held_out")["held_out"]}
     for prior, part in (
         ("ships", "reach {:.3f} and {:.3f} with it"),
-        ("other half's", "reach {:.3f} and {:.3f} with it, and with priors"),
+        ("other half's", "{:.3f} and {:.3f} with priors fitted on the other half"),
         ("none", "weights of zero they reach {:.3f} and {:.3f}"),
     ):
         assert part.format(*(rows[prior, cost]["geometric mean"] for cost in (0.02, 0.2))) in text
@@ -108,7 +108,7 @@ def test_a_prior_of_other_families() -> None:
         for cost in (0.02, 0.2)
         for family, speed in rows["other half's", cost]["families"].items()
     ]
-    assert 0.006 < max(changes) < 0.007
+    assert 0.012 < max(changes) < 0.013
 
 
 def test_calibration() -> None:
@@ -122,6 +122,7 @@ def test_calibration() -> None:
         assert [f"{cost:g}", *cells] in rows_of(page)
     assert f"Of {found['bins']:,} bins" in page.read_text()
     assert f"{found['off']} are off by more than 0.05" in page.read_text()
+    assert f"{found['surely_off']} of them throughout their 95 % interval" in page.read_text()
 
 
 def test_the_front_page() -> None:

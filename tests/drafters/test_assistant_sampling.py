@@ -21,7 +21,7 @@ from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
-LENGTH, COPIES, PROMPT = 8, 1500, 12
+LENGTH, COPIES, PROMPT = 8, 1000, 12
 PROMPT_IDS = repetitive_batch(1, longest=PROMPT)["input_ids"]
 SAMPLE: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
 
@@ -60,9 +60,7 @@ def _sampled(model: Any, drafter: Any, **options: Any) -> Any:
     [
         (1, {}),
         (3, {"temperature": 0.5, "top_k": 12}),
-        (3, {"temperature": 1.4, "top_p": 0.8}),
-        (16, {}),
-        (16, {"temperature": 0.5, "top_p": 0.9}),
+        (16, {"temperature": 1.4, "top_p": 0.8}),
     ],
 )
 def test_samples_have_the_targets_distribution(
@@ -86,7 +84,6 @@ def _drafters(model: Any, small: Any) -> dict[str, Any]:
         "adaptive": AssistantModel(small, lookup=None),
         "with lookups": _constant(small, 3, lookup=DraftConfig()),
         "with trees": _constant(small, 3, lookup=DraftConfig(tree_budget=8)),
-        "staged": Staged([_constant(bent(model, seed=4), 2), _constant(small, 5)]),
         "staged thrice": Staged(
             [
                 _constant(shortened(model), 2),
@@ -125,7 +122,6 @@ def _let_everything_pay(monkeypatch: pytest.MonkeyPatch) -> None:
         "adaptive",
         "with lookups",
         "with trees",
-        "staged",
         "staged thrice",
         "staged on lookups",
     ],

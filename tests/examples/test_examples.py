@@ -27,7 +27,7 @@ PRINTS = {
     "predicted_outputs.py": r"[1-9]\d* tokens of it accepted",
     "quick_start.py": r"tokens per forward pass",
     "rollouts.py": r"epoch 2: .* [1-9]\d* from earlier epochs",
-    "replay_a_log.py": r"<ReplayResult of fastdraft, 1 families, token cost 0\.05",
+    "replay_a_log.py": r"<ReplayResult of default, lookahead 64, 1 families, token cost 0\.05",
 }
 
 
@@ -69,7 +69,7 @@ def test_the_notebook_shows_coloured_text(tmp_path: Path) -> None:
     ).execute()
     shown = json.dumps(notebook)
     assert "border-bottom:2px dotted" in shown and "set_schedule" in shown
-    assert "accepted" in shown and "modelled speed" in shown
+    assert "accepted" in shown and "token cost 0.02" in shown
 
 
 def test_the_list_of_examples_is_whole() -> None:

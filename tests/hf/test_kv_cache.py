@@ -195,7 +195,8 @@ def test_a_filled_cache_is_taken_over_and_written_back() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("staged", [False, pytest.param(True, marks=pytest.mark.any_transformers)])
+@pytest.mark.any_transformers
+@pytest.mark.parametrize("staged", [False, True])
 def test_draft_models_lose_nothing_by_windows(
     rows: int, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,26 +246,16 @@ def _unequal(sequences: torch.Tensor, prompt: int) -> dict[str, Any]:
     return {"drafter": Forester([sequences[0, prompt:].tolist(), [], []], nodes=8)}
 
 
+@pytest.mark.any_transformers
 @pytest.mark.parametrize(
     ("family", "rows", "options"),
     [
-        ("llama", 1, {}),
-        pytest.param("llama", 3, {}, marks=pytest.mark.any_transformers),
+        ("llama", 3, {}),
         ("llama", 1, {"allowed": 1 << 15}),
-        ("llama", 1, {"turns": 2}),
-        ("mistral", 1, {}),
-        pytest.param("mistral", 3, {}, marks=pytest.mark.any_transformers),
-        ("gemma3", 1, {}),
-        pytest.param("gemma3", 3, {}, marks=pytest.mark.any_transformers),
-        ("gemma3", 1, {"allowed": 1 << 15}),
+        ("mistral", 3, {}),
         ("gemma3", 1, {"turns": 2}),
         ("gemma3", 1, {"drafts": _forest, "length": 100}),
-        *(
-            pytest.param(
-                "gemma3", 3, {"drafts": each, "length": 100}, marks=pytest.mark.any_transformers
-            )
-            for each in (_forest, _unequal)
-        ),
+        ("gemma3", 3, {"drafts": _unequal, "length": 100}),
     ],
 )
 def test_memory_at_its_peak(family: str, rows: int, options: dict[str, Any]) -> None:

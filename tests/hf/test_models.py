@@ -138,10 +138,6 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "decoder-only, got the encoder-decoder T5ForConditionalGeneration",
     ),
     "Qwen3NextForCausalLM": (_LINEAR, "take back a rejected token"),
-    "Lfm2ForCausalLM": (
-        {**_LINEAR, "layer_types": ["conv", "full_attention"]},
-        "take back a rejected token, got layer 0",
-    ),
 }
 
 

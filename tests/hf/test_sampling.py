@@ -91,20 +91,18 @@ def test_seeds_come_from_torch_unless_given(model: Any) -> None:
     assert torch.equal(drawn, sampled(generator=torch.Generator().manual_seed(9)))
 
 
-def test_scores_change_no_token() -> None:
-    """Where many tokens tie at the edge of top-p, too: as many are kept as transformers keeps."""
+def test_of_tokens_that_tie_at_the_edge_as_many_stay_as_transformers_keeps() -> None:
     model = tiny_model("llama")
     with torch.no_grad():
         model.lm_head.weight.zero_()
     prompt = repetitive_batch(1)["input_ids"].repeat(4, 1)
     options = {**SAMPLE, "top_p": 0.5, "seed": 3}
-    plain = hf.generate(model, prompt, **options).sequences
-    output = hf.generate(model, prompt, **options, output_scores=True, return_dict_in_generate=True)
-    assert torch.equal(output.sequences, plain)
-    expected = TopPLogitsWarper(0.5)(prompt, torch.zeros(1, 97))[0] > -torch.inf
-    for scores in output.scores:
-        assert ((scores > -torch.inf).sum(1) == int(expected.sum())).all()
-    assert len(set(plain[:, 30:].flatten().tolist())) <= int(expected.sum())
+    output = hf.generate(model, prompt, **options, logprobs=True)
+    kept = int((TopPLogitsWarper(0.5)(prompt, torch.zeros(1, 97))[0] > -torch.inf).sum())
+    # All that stay are as probable.
+    for logprobs in output.logprobs:
+        torch.testing.assert_close(logprobs.exp() * kept, torch.ones(NEW))
+    assert len(set(output.sequences[:, 30:].flatten().tolist())) <= kept
 
 
 def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
@@ -116,13 +114,11 @@ def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
     assert len(output.row_stats) == 6
 
 
-@pytest.mark.any_transformers
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"temperature": 0.6, "top_k": 20, "top_p": 0.8},
-        {"temperature": 1.5},
         {
             "sequence_bias": {(24,): 1.5},
             "repetition_penalty": 1.2,
@@ -131,10 +127,7 @@ def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
     ],
     ids=lambda options: "-".join(options) or "plain",
 )
-@pytest.mark.parametrize("drafter", [Generous, Silent])
-def test_samples_have_the_models_distribution(
-    model: Any, options: dict[str, Any], drafter: type[Generous]
-) -> None:
+def test_samples_have_the_models_distribution(model: Any, options: dict[str, Any]) -> None:
     prompt = repetitive_batch(1, longest=PROMPT)["input_ids"]
     greedy = model.generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None)
     output = hf.generate(
@@ -144,12 +137,11 @@ def test_samples_have_the_models_distribution(
         seed=77,
         num_return_sequences=3000,
         prediction=greedy[0, PROMPT:],
-        drafter=drafter(),
+        drafter=Generous(),
     )
-    if drafter is Generous:
-        # Few in a process that has yet to take its steps without drafts: 198 were seen.
-        assert output.stats.accepted > 100
-        assert output.stats.drafted - output.stats.accepted > 100
+    # Few in a process that has yet to take its steps without drafts: 198 were seen.
+    assert output.stats.accepted > 100
+    assert output.stats.drafted - output.stats.accepted > 100
     processors: list[Any] = []
     if "repetition_penalty" in options:
         processors = [

@@ -128,14 +128,8 @@ def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
 
 
 # Drafts of all widths for one row, narrow ones for more: each shape takes a second to compile.
-@pytest.mark.parametrize(
-    ("rows", "nodes", "is_apart"),
-    [
-        (1, 30, False),
-        pytest.param(3, 3, False, marks=pytest.mark.any_transformers),
-        pytest.param(3, 3, True, marks=pytest.mark.any_transformers),
-    ],
-)
+@pytest.mark.any_transformers
+@pytest.mark.parametrize(("rows", "nodes", "is_apart"), [(1, 30, False), (3, 3, True)])
 def test_each_shape_is_compiled_once(
     llama: Any,
     rows: int,
@@ -151,7 +145,7 @@ def test_each_shape_is_compiled_once(
     inputs = repetitive_batch(rows)
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
     truths = plain_tokens(llama, inputs, **options)[:, PROMPT:].tolist()
-    for seed in range(4):
+    for seed in range(3):
         forester = Forester(truths, nodes=nodes, seed=seed)
         assert_decodes(llama, inputs, forester, ours=_compiled(), exact=True, **options)
         engine = Generous(DraftConfig(lookahead=nodes))
@@ -166,6 +160,7 @@ def test_each_shape_is_compiled_once(
     assert compilations() == len(shapes)
 
 
+@pytest.mark.any_transformers
 @pytest.mark.usefixtures("compilations")
 def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     # A CUDA graph is recorded anew for other addresses.
@@ -180,8 +175,9 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
     model = tiny_model("gemma3")
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
 
-    def generated(rows: int, seed: int, drafter: Any = "found") -> None:
+    def generated(rows: int, seed: int, drafter: Any = None) -> None:
         inputs = repetitive_batch(rows, seed=seed)
+        drafter = drafter or Generous(NARROW)
         assert_decodes(model, inputs, drafter, ours=_compiled(), exact=True, **options)
 
     for seed in range(3):
@@ -205,10 +201,11 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
                 generated(3, 5)
             return super().add_request(*arguments, **more)
 
-    generated(3, 6, Nested())
+    generated(3, 6, Nested(NARROW))
     assert not set(places[0]) & set(places[1])
 
 
+@pytest.mark.any_transformers
 @pytest.mark.parametrize("family", ["gemma3", "qwen2"])
 def test_windows_compile_too(family: str, compilations: Any, shapes: set[tuple[int, ...]]) -> None:
     model, ours = tiny_model(family), _compiled("aot_eager")

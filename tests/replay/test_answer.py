@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from fastdraft.cli.app import app
 from fastdraft.replay import FamilyResult, ReplayResult, Step, Trace
-from fastdraft.replay.answer import gpu_rows, html_report, worth_of
+from fastdraft.replay.answer import gpu_table, html_report, tables, worth_table
 from fastdraft.replay.costs import GPUS, MODELS, Model, token_cost
 from fastdraft.stats import DraftStats
 
@@ -34,20 +34,33 @@ RESULTS = [
 
 
 def test_shares_and_speeds_are_those_by_hand() -> None:
-    (worth,) = worth_of(RESULTS)
-    assert worth.saved == 0.5  # 50 steps for 100 tokens
-    assert worth.speed == pytest.approx(100 / (50 + 0.1 * 100))
-    assert worth.peers == {"arctic": pytest.approx(100 / (60 + 0.1 * 300))}
-    assert worth.helpless == {"story": 1.0}
-    low, high = worth.interval
-    assert 1.0 <= low < worth.speed < high <= 40 / (10 + 0.1 * 50)
-    assert worth_of(RESULTS) == [worth]
-    assert worth_of(RESULTS[1:]) == []
+    (row,) = worth_table(RESULTS).rows
+    cost, saved, speed, interval, peer, helpless = row
+    assert (cost, saved) == ("10.0%", "50%")  # 50 steps for 100 tokens
+    assert speed == f"{100 / (50 + 0.1 * 100):.2f}"
+    assert peer == f"{100 / (60 + 0.1 * 300):.2f}"
+    assert helpless == "story"
+    low, high = map(float, interval.split(" to "))
+    assert 1.0 <= low < float(speed) < high <= 2.67  # 40 / (10 + 0.1 * 50)
+    assert "3 requests" in worth_table(RESULTS).title
+    assert worth_table(RESULTS).rows == [row]
 
 
 def test_equal_requests_have_no_interval() -> None:
-    (worth,) = worth_of([result("default", 0.0, code=[(10, 40, 50)] * 9)])
-    assert worth.interval == (4.0, 4.0)
+    (row,) = worth_table([result("default", 0.0, code=[(10, 40, 50)] * 9)]).rows
+    assert row[2:4] == ("4.00", "4.00 to 4.00")
+
+
+def test_drafters_stand_side_by_side() -> None:
+    titles = [each.title for each in tables(RESULTS)]
+    assert titles[:2] == [f"{name}, lookahead 16, token cost 0.1" for name in ("default", "arctic")]
+    beside, summary, *answer = list(tables(RESULTS))[2:]
+    assert beside.rows == [("code", "2.000", "1.333"), ("story", "1.000", "0.667")]
+    worst = [row[:2] + row[3:] for row in summary.rows]
+    assert worst == [("default", "0.1", "1.000", "story"), ("arctic", "0.1", "0.667", "story")]
+    assert len(answer) == 2
+    # Without the default drafter there is no answer.
+    assert len(list(tables(RESULTS[1:]))) == 2
 
 
 def test_the_mean_of_families_has_an_interval_of_its_own() -> None:
@@ -75,7 +88,7 @@ def test_costs_are_those_by_hand() -> None:
 
 
 def test_speeds_on_gpus_are_of_runs_that_draft_no_more() -> None:
-    rows = gpu_rows([result("default", cost, code=[(10, 40, 50)]) for cost in (0.01, 0.004)])
+    rows = gpu_table([result("default", cost, code=[(10, 40, 50)]) for cost in (0.01, 0.004)]).rows
     assert [row[0] for row in rows] == list(GPUS)
     (h100,) = [row for row in rows if row[0] == "H100 SXM"]
     cost = token_cost(MODELS["dense, 16 bits"], "H100 SXM", 1)
@@ -89,9 +102,9 @@ def test_the_page_escapes_what_was_recorded() -> None:
     trace = Trace(evil, evil, [1], [2], lambda _: evil)
     trace.steps.append(Step([3], [-1], ["context"], None, [0], [3, 4]))
     named = result("default", 0.1, **{evil: [(20, 20, 0)]})
-    text = html_report([named, RESULTS[1]], [trace])
+    text = html_report([named], [trace])
     assert "<script" not in text and "&lt;script&gt;" in text
-    assert "1 at once" in text and "does not help in" in text
+    assert "1 at once" in text and "no help in" in text
 
 
 def test_the_command_tells_and_writes_the_answer(tmp_path: Path) -> None:
@@ -104,7 +117,8 @@ def test_the_command_tells_and_writes_the_answer(tmp_path: Path) -> None:
         [sum(each[name] for each in run["families"].values()) for name in ("steps", "emitted")]
         for run in (ours, theirs)
     ]
-    assert f"{1 - totals[0][0] / totals[0][1]:.0%} of the steps go" in " ".join(done.output.split())
+    (row,) = [line.split() for line in done.output.splitlines() if line.startswith("2.0% ")]
+    assert row[1] == f"{1 - totals[0][0] / totals[0][1]:.0%}"
     assert '--speculative-config \'{"method": "fastdraft"}\'' in done.output
     text = page.read_text("utf-8")
     assert text.count("<h3>") == 3 and "prompt-lookup" in text and "H100" in text

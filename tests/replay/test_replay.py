@@ -426,7 +426,7 @@ def test_show_colours_the_text_by_its_origin(tmp_path: Path, tokenizer: Path) ->
     result = fastdraft(*options)
     assert result.exit_code == 0, result.output
     title, text, _, legend, counts = result.stdout.strip().splitlines()
-    assert title.startswith("this: default, token cost 0.02")
+    assert title.startswith("this: f, default, token cost 0.02")
     assert text.replace("⟦", "").replace("⟧", "") == "über alle Gipfel!"
     assert "⟦" in text
     assert legend.startswith("Tokens from: target ")
@@ -493,7 +493,6 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         (["{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
         (["{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
         (["{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
-        (["{data}", "--at-once", "2", "--show", "1"], 2, "takes no --at-once"),
         (["{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
         (["{text}", "--tokenizer", "{data}"], 1, "cannot load"),
     ],
@@ -779,19 +778,20 @@ def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None
     assert more < 80_000_000
 
 
-def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(tokenizer: Path) -> None:
+def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    message = {"role": "user", "content": "x"}
+    line = {"request": {"messages": [message]}, "response": {"choices": [{"message": message}]}}
+    log = write(tmp_path / "log.jsonl", [line])
     code = (
-        "import importlib.util, os, sys\n"
+        "import importlib.util, sys\n"
         "found = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda *names: None if names[0] == 'torch' else found(*names)\n"
-        "from fastdraft.replay.tokenizer import TextTokenizer\n"
-        "message = {'role': 'user', 'content': 'x'}\n"
-        "print(TextTokenizer(sys.argv[1]).render([message], None, message))\n"
-        "import transformers\n"
-        "assert not transformers.utils.is_torch_available()\n"
-        "assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ\n"
+        "from fastdraft.cli import main\n"
+        "main()\n"
     )
-    command = [sys.executable, "-c", code, str(tokenizer)]
+    command = [sys.executable, "-c", code, "replay", str(log), "--tokenizer", str(tokenizer)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout and not done.stderr
@@ -799,14 +799,14 @@ def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(tokenizer: Pat
 
 def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
     config = LlamaConfig(
-        vocab_size=256,
+        vocab_size=260,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=256,
         bos_token_id=None,
-        eos_token_id=255,
+        eos_token_id=259,
     )
     model = tmp_path / "model"
     torch.manual_seed(0)
@@ -815,13 +815,14 @@ def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: P
         (model / file.name).write_bytes(file.read_bytes())
     prompts = write(tmp_path / "prompts.jsonl", [{"id": "p", "prompt": "one"}, {"prompt": "two"}])
     out = tmp_path / "out.jsonl"
-    options = ("record", out, "--prompts", prompts, "--model", model, "--raw")
+    options = ("record", out, "--prompts", prompts, "--model", model)
     result = fastdraft(*options, "--max-new-tokens", "20")
     assert result.exit_code == 0, result.output
     first, second = read_family(out, no_text)
     assert (first.id, second.id) == ("p", "2")
     records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert [each["prompt"] for each in records] == ["one", "two"]
+    prompt = "<user>{}</>\n<assistant>"
+    assert [each["prompt"] for each in records] == [prompt.format(n) for n in ("one", "two")]
     assert all(len(each["output_ids"]) == 20 for each in records)
     assert results_of(tmp_path, out)["families"]["out"]["emitted"] == 38
 

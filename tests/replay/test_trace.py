@@ -150,7 +150,7 @@ def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -
         [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().startswith("edit-1: default, token cost 0.02")
+    assert done.stdout.strip().startswith("edit-1: code_edit, default, token cost 0.02")
     assert '"""Reads the levels from the file' in re.sub("[⟦⟧«»]", "", done.stdout)
     assert "⟦context⟧" in done.stdout
     assert not list(tmp_path.iterdir())
@@ -179,24 +179,24 @@ def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
     assert message in result.stderr
 
 
-def test_the_picture_has_the_whole_text(tmp_path: Path) -> None:
-    file = tmp_path / "answer.svg"
-    result = fastdraft("--sample", "--show", "call-5-by-hand", "--svg", file)
-    assert result.exit_code == 0, result.output
-    root = ElementTree.parse(file).getroot()
+def texts(svg: str) -> list[str]:
+    root = ElementTree.fromstring(svg)
     assert root.tag == f"{SVG}svg"
-    shown = "".join(text.text or "" for text in root.iter(f"{SVG}text"))
-    families, decode = read_sample()
-    output = decode(families["tool_call"][-1].output_ids.tolist())
-    assert output.replace(" ", "") in shown.replace(" ", "")
-    marks = {mark.get("class") for mark in root.iter(f"{SVG}rect")}
-    assert {"context mark", "datastore mark"} <= marks
-    for kind in ("context", "datastore"):
-        assert f"{kind}" in shown
-    again = tmp_path / "again.svg"
-    fastdraft("--sample", "--show", "call-5-by-hand", "--svg", again)
-    assert again.read_bytes() == file.read_bytes()
-    assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
+    return [(text.text or "").replace("\xa0", " ") for text in root.iter(f"{SVG}text")]
+
+
+def test_the_picture_is_what_the_terminal_shows(tmp_path: Path) -> None:
+    file, again = tmp_path / "answer.svg", tmp_path / "again.svg"
+    for each in (file, again):
+        result = fastdraft("--sample", "--show", "call-5-by-hand", "--svg", each)
+        assert result.exit_code == 0, result.output
+    svg = file.read_text("utf-8")
+    assert again.read_text("utf-8") == svg
+    shown = re.sub(r"[⟦⟧\[\]{}\s─]", "", "".join(texts(svg)))
+    assert shown == re.sub(r"[⟦⟧\[\]{}\s─]", "", result.stdout)
+    for colour in ("#c5efc9", "#c3e6fb"):  # context and datastore
+        assert f'<rect fill="{colour}"' in svg
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_the_picture_takes_any_text_and_cuts_a_long_one() -> None:
@@ -207,13 +207,12 @@ def test_the_picture_takes_any_text_and_cuts_a_long_one() -> None:
 
     every = list(range(len(words)))
     step = Step(every, [-1, *every[:-1]], ["context"] * 6, None, every, every)
-    svg = picture(Trace("<name>", "by hand", [], [], decode, [step]))
-    root = ElementTree.fromstring(svg)
-    assert "<b>&amp;" in "".join(text.text or "" for text in root.iter(f"{SVG}text"))
-    widths = [float(text.get("textLength", "0")) for text in root.iter(f"{SVG}text")]
-    assert max(widths) <= float(root.get("width", "0"))
-    long = Trace("long", "by hand", [], [], decode, [Step([], [], [], None, [], [5])] * 100)
-    assert f"{101 - MOST_LINES} more lines" in picture(long)
+    shown = "".join(texts(picture(Trace("<name>", "by hand", [], [], decode, [step]))))
+    assert "<b>&amp;" in shown and "<name>" in shown
+    assert shown.count("漢") == shown.count("字") == 60
+    steps = [Step([], [], [], None, [], [5])] * 100
+    long = texts(picture(Trace("long", "by hand", [], [], decode, steps)))
+    assert f"... {101 - MOST_LINES} more lines" in "".join(long)
 
 
 def test_a_notebook_shows_a_trace_in_colours() -> None:

@@ -65,13 +65,11 @@ class FASTDRAFT_EXPORT Datastore {
                                          const std::optional<Fingerprint>& fingerprint = {});
 
   // The frozen store in a file, mapped read-only. Milliseconds, whatever its
-  // size, unless `verify` asks for the checksums of all of it. Throws
-  // DatastoreError for what is no store, or a newer, truncated or damaged one, or one
+  // size. Throws DatastoreError for what is no store, or a newer, truncated or damaged one, or one
   // whose fingerprint is not the `expected` one. Undetected damage gives wrong
   // tokens, never an access outside the file.
   static std::shared_ptr<Datastore> open(const std::string& path,
-                                         const std::optional<Fingerprint>& expected = {},
-                                         bool verify = false);
+                                         const std::optional<Fingerprint>& expected = {});
 
   Datastore(const Datastore&) = delete;
   Datastore& operator=(const Datastore&) = delete;
@@ -148,10 +146,6 @@ class FASTDRAFT_EXPORT Datastore {
     // Whether the token at `position`, one that is held, was a model's output.
     bool output(std::int64_t position) const { return store_->output(position); }
 
-    // How many tokens behind the mark at `position` repeat those before it, as the document goes on
-    // there in another segment of a file; 0: another document begins.
-    std::int64_t repeated(std::int64_t position) const { return store_->repeated(position); }
-
     // The positions held: begin() .. end() - 1.
     std::int64_t begin() const { return store_->begin(); }
     std::int64_t end() const { return store_->end(); }
@@ -169,31 +163,29 @@ class FASTDRAFT_EXPORT Datastore {
   // document, is not stored again: each turn of a chat repeats the turns before, which are thus
   // stored once. Readers cannot tell, since they compare kLongestMatch tokens, and each run of
   // kLongestMatch + 1 tokens left out is held elsewhere. O(1) amortised a token; readers wait for
-  // 128 tokens at a time. Tokens must not be negative. Throws
-  // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
-  // the system has no memory, and then the document's first tokens have been added.
+  // 128 tokens at a time. Tokens must not be negative; one of 2^22 - 1 or more, as no vocabulary
+  // has, ends what is drafted. Throws DatastoreError for a frozen store, DatastoreClosedError, or
+  // MemoryLimitError where the system has no memory, and then the document's first tokens have been
+  // added.
   //
   // `grow` is called each time the store is too full for the next tokens, before its oldest text
   // leaves. It may raise the limit; then nothing leaves. The store's lock is not held meanwhile.
   // What it throws is passed on.
+  //
+  // The first `context` tokens, kLongestMatch * 2 at most, are held elsewhere too, as the marks of
+  // a log tell of its documents: no n-gram that ends there is indexed.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
-                   const Grow& grow) = 0;
-  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {
-    add(tokens, size, prompt_size, nullptr);
+                   const Grow& grow, std::int64_t context) = 0;
+  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
+           const Grow& grow = nullptr) {
+    add(tokens, size, prompt_size, grow, 0);
   }
-
-  // Adds the documents of another store, in their order, to a live one. Those that begin with
-  // context in `source` do so here. Throws what `add` throws, and InvalidValueError for the store
-  // itself.
-  virtual void add_all(const Datastore& source, const Grow& grow) = 0;
-  void add_all(const Datastore& source) { add_all(source, nullptr); }
 
   // Writes the store as a frozen one, in place of the file at `path` if there is
   // one, at once: an error or an interrupt leaves that as it was. Text that is added
-  // or leaves meanwhile may or may not be in it. Only text from the position `first` on is
-  // written. Needs about 20 bytes a token of memory, for 2^25 tokens at most. Returns the position
-  // behind the text that was written. Throws DatastoreError or DatastoreClosedError.
-  std::int64_t save(const std::string& path, std::int64_t first = 0) const;
+  // or leaves meanwhile may or may not be in it. Needs about 20 bytes a token of memory, for 2^25
+  // tokens at most. Throws DatastoreError or DatastoreClosedError.
+  void save(const std::string& path) const;
 
   // Frees what the store holds. To readers it is an empty store from now on, and
   // requests go on without it.
@@ -235,7 +227,6 @@ class FASTDRAFT_EXPORT Datastore {
   virtual int find(const Lookup& lookup, Occurrence* out, int most, int links) const = 0;
   virtual std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const = 0;
   virtual bool output(std::int64_t position) const = 0;
-  virtual std::int64_t repeated(std::int64_t) const { return 0; }
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
@@ -252,8 +243,8 @@ using Stores = std::vector<std::shared_ptr<Datastore>>;
 //
 // Calls wait for each other. After finish(), discard() or an error of the file, which
 // removes what was written, they throw DatastoreClosedError, but for discard(). The file is the
-// process's that began it: in a fork of it calls throw DatastoreError, and discard() and the
-// destructor leave the file alone.
+// process's that began it: a fork of it that writes gets a DatastoreError, and leaves the file
+// alone.
 class FASTDRAFT_EXPORT DatastoreWriter {
  public:
   // So many tokens make a segment, which has an index of its own. Indexing one takes
@@ -261,9 +252,9 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   static constexpr std::int64_t kSegmentTokens = std::int64_t{1} << 25;
   static constexpr std::int64_t kLeastSegmentTokens = 1024;
 
-  // Begins a temporary file beside `path`, and removes those of earlier writers of `path` that
-  // were killed, where the system has locks. Throws DatastoreError, and InvalidValueError for a
-  // `segment_tokens` outside kLeastSegmentTokens .. kSegmentTokens.
+  // Begins the temporary file `path`.tmp, in the place of one whose writer was killed. Throws
+  // DatastoreError, also while another writer has it, and InvalidValueError for a `segment_tokens`
+  // outside kLeastSegmentTokens .. kSegmentTokens.
   DatastoreWriter(const std::string& path, const std::optional<Fingerprint>& fingerprint,
                   std::int64_t segment_tokens = kSegmentTokens);
   DatastoreWriter(const DatastoreWriter&) = delete;
@@ -279,11 +270,9 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   // O(1) a token. Throws DatastoreError.
   void append(const Token* tokens, std::int64_t size, bool output = false);
 
-  // Appends the documents of a store from the position `first` on. Of a frozen store that was
-  // written from documents, these are the same again: the file becomes what it would have become
-  // of the documents, bit for bit. Returns the position behind what was appended. Throws
-  // DatastoreError or DatastoreClosedError.
-  std::int64_t append_all(const Datastore& source, std::int64_t first = 0);
+  // Appends the documents of a store. One that goes on in another segment of a file is two, the
+  // second with context. Throws DatastoreError or DatastoreClosedError.
+  void append_all(const Datastore& source);
 
   // Completes the file and puts it at `path`. Throws DatastoreError.
   void finish();
@@ -297,11 +286,8 @@ class FASTDRAFT_EXPORT DatastoreWriter {
 
  private:
   class FileWriter;
-  // The lock to use the writer with. Throws DatastoreError in a fork.
-  std::unique_lock<std::mutex> lock() const;
   FileWriter& writer() const;
 
-  const std::int64_t process_;
   mutable std::mutex mutex_;
   std::unique_ptr<FileWriter> writer_;
 };

@@ -64,11 +64,10 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
   return copied;
 }
 
-std::int64_t Datastore::save(const std::string& path, std::int64_t first) const {
+void Datastore::save(const std::string& path) const {
   DatastoreWriter writer(path, fingerprint());
-  const std::int64_t end = writer.append_all(*this, first);
+  writer.append_all(*this);
   writer.finish();
-  return end;
 }
 
 }  // namespace fastdraft

@@ -7,11 +7,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include <limits>
 #include <system_error>
 
@@ -32,40 +30,16 @@ std::string checked(const std::string& path) {
                           std::to_string(place));
 }
 
-// table[k][b]: what byte b does to the checksum after k more bytes.
-struct CrcTables {
-  std::array<std::array<std::uint32_t, 256>, 8> table;
-
-  CrcTables() noexcept {
-    for (std::uint32_t byte = 0; byte < 256; ++byte) {
-      std::uint32_t value = byte;
-      for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
-      table[0][byte] = value;
-    }
-    for (std::size_t k = 1; k < 8; ++k) {
-      for (std::size_t byte = 0; byte < 256; ++byte) {
-        const std::uint32_t before = table[k - 1][byte];
-        table[k][byte] = (before >> 8) ^ table[0][before & 0xFFu];
-      }
-    }
-  }
-};
-
 }  // namespace
 
-// Eight bytes a step (Intel's slicing-by-8, 2006).
-std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum) noexcept {
-  static const CrcTables tables;
-  const auto& table = tables.table;
+// Of little text, so a bit at a time.
+std::uint32_t crc32(const void* data, std::int64_t bytes) noexcept {
   const auto* at = static_cast<const std::uint8_t*>(data);
-  std::uint32_t value = ~checksum;
-  for (; bytes >= 8; bytes -= 8, at += 8) {
-    const std::uint32_t low = value ^ load_32(at);
-    value = table[7][low & 0xFFu] ^ table[6][(low >> 8) & 0xFFu] ^ table[5][(low >> 16) & 0xFFu] ^
-            table[4][low >> 24] ^ table[3][at[4]] ^ table[2][at[5]] ^ table[1][at[6]] ^
-            table[0][at[7]];
+  std::uint32_t value = ~std::uint32_t{0};
+  for (; bytes > 0; --bytes, ++at) {
+    value ^= *at;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
   }
-  for (; bytes > 0; --bytes, ++at) value = (value >> 8) ^ table[0][(value ^ *at) & 0xFFu];
   return ~value;
 }
 
@@ -173,67 +147,42 @@ std::string folder_of(const std::string& path) {
   return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
 }
 
-// Whether a file is called as the temporary files of `base` are: base.NUMBER-NUMBER.tmp.
-bool is_temporary_of(const std::string& base, const std::string& name) {
-  if (name.compare(0, base.size(), base) != 0) return false;
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  const char* at = name.c_str() + base.size();
-  for (const char before : {'.', '-'}) {
-    if (at[0] != before || !is_digit(at[1])) return false;
-    for (++at; is_digit(*at);) ++at;
-  }
-  return std::strcmp(at, ".tmp") == 0;
-}
-
-// Removes what writers of `path` left that were killed: the system has released their locks.
-void remove_dead(const std::string& path) {
-  const std::string base = path.substr(path.rfind('/') + 1);
-  std::error_code error;  // what cannot be read or removed stays
-  std::filesystem::directory_iterator entry(folder_of(path), error);
-  for (const std::filesystem::directory_iterator end; !error && entry != end;
-       entry.increment(error)) {
-    if (!is_temporary_of(base, entry->path().filename().string())) continue;
-    const char* other = entry->path().c_str();
-    const int file = ::open(other, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (file < 0) continue;
-    if (::flock(file, LOCK_EX | LOCK_NB) == 0) std::remove(other);
-    ::close(file);
-  }
-}
-
-// A new file, locked until it is closed; else -1, and errno says why: EEXIST asks for another name.
-// Where there are no locks, as on some network disks, no writer removes another's file.
-int create(const std::string& name) {
-  const int file = ::open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
-  if (file < 0) return file;
-  const bool others = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  struct stat status{};
-  if (!others && (::fstat(file, &status) != 0 || status.st_nlink > 0)) return file;
-  // Another writer came before the lock, and took it for a dead one's.
-  ::close(file);
-  errno = EEXIST;
-  return -1;
-}
-
 }  // namespace
 
-OutputFile::OutputFile(const std::string& path) : path_(checked(path)) {
-  static std::atomic<int> counter{0};
-  remove_dead(path);
-  do {
-    temporary_ = path + "." + std::to_string(process_) + "-" + std::to_string(counter++) + ".tmp";
-    file_ = create(temporary_);
-  } while (file_ < 0 && errno == EEXIST);
-  if (file_ < 0) fail("cannot create a file beside");
+OutputFile::OutputFile(const std::string& path) : path_(checked(path)), temporary_(path + ".tmp") {
+  const char* name = temporary_.c_str();
+  for (;;) {
+    const int file = ::open(name, O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (file < 0) fail("cannot create a file beside");
+    const bool others = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    struct stat locked{};
+    struct stat named{};
+    // Its writer may have completed it before the lock.
+    const bool same = ::fstat(file, &locked) == 0 && ::stat(name, &named) == 0 &&
+                      locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
+    if (!others && same && ::ftruncate(file, 0) == 0) {
+      file_ = file;
+      return;
+    }
+    const std::string why = reason();
+    ::close(file);
+    if (others) throw DatastoreError("another writer is at " + path_);
+    if (same) throw DatastoreError("cannot write " + temporary_ + ": " + why);
+  }
 }
 
 OutputFile::~OutputFile() {
   if (file_ < 0) return;
-  ::close(file_);
+  // First, or another writer might lock it in between.
   if (process_ == this_process()) std::remove(temporary_.c_str());
+  ::close(file_);
 }
 
 void OutputFile::write(const void* data, std::int64_t bytes) {
+  if (process_ != this_process()) {
+    throw DatastoreError("the file is process " + std::to_string(process_) +
+                         "'s, which began it and alone may write it; this is a fork of it");
+  }
   const auto* at = static_cast<const char*>(data);
   while (bytes > 0) {
     // No system takes more in one call.

@@ -7,8 +7,7 @@
 //                2, 3 or 4 bytes, as the segment's largest token needs;
 //                a bit for each token, 1 for a model's output;
 //                for each order the postings and the buckets of a hash table
-//   directory    a SegmentEntry for each segment, then the CRC-32 of each MiB of
-//                the segments
+//   directory    a SegmentEntry for each segment
 #pragma once
 
 #include <array>
@@ -71,10 +70,9 @@ struct FileHeader {
   // The first byte is none of text, and a transfer that changes the ends of lines
   // breaks the last ones (as in PNG).
   static constexpr std::array<std::uint8_t, 8> kMagic{0x89, 'F', 'D', 'S', '\r', '\n', 0x1A, '\n'};
-  static constexpr std::uint32_t kVersion = 2;
+  static constexpr std::uint32_t kVersion = 3;
   static constexpr std::uint32_t kByteOrder = 0x01020304;
   static constexpr std::int64_t kBytes = 4096;
-  static constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
 
   std::array<std::uint8_t, 8> magic;
   std::uint32_t version;
@@ -115,8 +113,8 @@ struct SegmentLayout {
   static std::int64_t aligned(std::int64_t offset) noexcept { return (offset + 63) / 64 * 64; }
 };
 
-// The CRC-32 of IEEE 802.3, as zlib has it, continued from `checksum`.
-std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum = 0) noexcept;
+// The CRC-32 of IEEE 802.3, as zlib has it.
+std::uint32_t crc32(const void* data, std::int64_t bytes) noexcept;
 
 // A file in memory, read-only.
 class MappedFile {
@@ -142,9 +140,9 @@ std::int64_t this_process() noexcept;
 // that made it may write to it; in a fork of it the destructor leaves the file alone.
 class OutputFile {
  public:
-  // Removes what was left beside `path` by processes that were killed, which it knows by their
-  // locks; on disks without locks that stays. Throws DatastoreError, as do all its methods, and
-  // InvalidValueError for a path with a NUL byte.
+  // `path`.tmp, locked until it is closed; it takes the place of one whose writer was killed. On
+  // disks without locks two writers of one path would write to one file. Throws DatastoreError, as
+  // do all its methods, and InvalidValueError for a path with a NUL byte.
   explicit OutputFile(const std::string& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

@@ -163,17 +163,13 @@ struct Segment {
 
 class FrozenDatastore final : public Datastore {
  public:
-  FrozenDatastore(const std::string& path, const std::optional<Fingerprint>& expected, bool verify)
+  FrozenDatastore(const std::string& path, const std::optional<Fingerprint>& expected)
       : Datastore(std::nullopt), path_(path), file_(std::make_unique<MappedFile>(path)) {
     read_header(expected);
-    read_directory(verify);
+    read_directory();
   }
 
-  void add(const Token*, std::int64_t, std::int64_t, const Grow&) override {
-    throw DatastoreError("a frozen datastore takes no more text: " + path_);
-  }
-
-  void add_all(const Datastore&, const Grow&) override {
+  void add(const Token*, std::int64_t, std::int64_t, const Grow&, std::int64_t) override {
     throw DatastoreError("a frozen datastore takes no more text: " + path_);
   }
 
@@ -233,18 +229,6 @@ class FrozenDatastore final : public Datastore {
     const Segment& segment = segment_of(position);
     return segment.output(position - segment.base);
   }
-  std::int64_t repeated(std::int64_t position) const override {
-    const Segment& segment = segment_of(position);
-    Token mark = -1;
-    if (position == 0 || segment.base != position || read(position, &mark, 1) != 1) return 0;
-    if (mark >= document_mark(0) || mark < document_mark(kContextTokens)) return 0;
-    const std::int64_t context = std::min(mark_context(mark), position);
-    std::array<Token, kContextTokens> before{};
-    std::array<Token, kContextTokens> again{};
-    const bool alike = read(position - context, before.data(), context) == context &&
-                       read(position + 1, again.data(), context) == context && before == again;
-    return alike ? context : 0;
-  }
   std::int64_t begin() const override { return 0; }
   std::int64_t end() const override { return end_; }
 
@@ -303,20 +287,15 @@ class FrozenDatastore final : public Datastore {
     largest_token_ = header_.largest_token;
   }
 
-  void read_directory(bool verify) {
+  void read_directory() {
     const std::int64_t offset = header_.directory_offset;
     const auto entry_bytes = static_cast<std::int64_t>(sizeof(SegmentEntry));
     if (offset < FileHeader::kBytes || offset > file_->bytes()) refuse("its directory is damaged");
-    const std::int64_t blocks =
-        (offset - FileHeader::kBytes + FileHeader::kBlockBytes - 1) / FileHeader::kBlockBytes;
-    const std::int64_t room = file_->bytes() - offset - blocks * 4;
+    const std::int64_t room = file_->bytes() - offset;
     const std::int64_t count = header_.num_segments;
-    if (room < 0 || room % entry_bytes != 0 || count != room / entry_bytes ||
-        header_.directory_checksum != crc32(file_->data() + offset, file_->bytes() - offset)) {
+    if (room % entry_bytes != 0 || count != room / entry_bytes ||
+        header_.directory_checksum != crc32(file_->data() + offset, room)) {
       refuse("its directory is damaged");
-    }
-    if (verify) {
-      for (std::int64_t block = 0; block < blocks; ++block) verify_block(block, blocks);
     }
     // As the writer leaves them, none inside another: else a small file could ask for many lookups.
     std::int64_t at = FileHeader::kBytes;
@@ -332,17 +311,6 @@ class FrozenDatastore final : public Datastore {
     if (header_.num_tokens < 0 || header_.num_tokens > end_ || header_.num_documents < 0 ||
         header_.num_documents > header_.num_tokens || (header_.largest_token < 0 && end_ > 0)) {
       refuse("its header is damaged");
-    }
-  }
-
-  void verify_block(std::int64_t block, std::int64_t blocks) const {
-    const std::int64_t from = FileHeader::kBytes + block * FileHeader::kBlockBytes;
-    const std::int64_t bytes = std::min(FileHeader::kBlockBytes, header_.directory_offset - from);
-    std::uint32_t checksum;
-    std::memcpy(&checksum, file_->data() + file_->bytes() - (blocks - block) * 4, sizeof(checksum));
-    if (crc32(file_->data() + from, bytes) != checksum) {
-      refuse("damaged: a checksum is wrong, of bytes " + std::to_string(from) + " to " +
-             std::to_string(from + bytes - 1));
     }
   }
 
@@ -390,9 +358,8 @@ class FrozenDatastore final : public Datastore {
 }  // namespace
 
 std::shared_ptr<Datastore> Datastore::open(const std::string& path,
-                                           const std::optional<Fingerprint>& expected,
-                                           bool verify) {
-  return std::make_shared<FrozenDatastore>(path, expected, verify);
+                                           const std::optional<Fingerprint>& expected) {
+  return std::make_shared<FrozenDatastore>(path, expected);
 }
 
 }  // namespace fastdraft

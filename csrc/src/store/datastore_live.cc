@@ -10,7 +10,6 @@
 #include "fastdraft/error.h"
 #include "fastdraft/interrupt.h"
 #include "store/datastore_index.h"
-#include "store/documents.h"
 #include "store/live_lists.h"
 #include "store/live_log.h"
 #include "store/live_table.h"
@@ -87,7 +86,7 @@ class LiveDatastore final : public Datastore {
  public:
   LiveDatastore(std::int64_t max_bytes, const std::optional<Fingerprint>& fingerprint)
       : Datastore(fingerprint),
-        log_(max_bytes, static_cast<std::int64_t>(sizeof(*this))),
+        log_(max_bytes, static_cast<std::int64_t>(sizeof(*this)) + Samples::kFirstBytes),
         running_([this](std::int64_t bytes) { return charge_running(bytes); }) {
     constexpr auto kTables = static_cast<std::int64_t>(kNumOrders + 1);
     const std::int64_t least =
@@ -97,6 +96,7 @@ class LiveDatastore final : public Datastore {
       throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
                               std::to_string(max_bytes));
     }
+    largest_token_ = LiveLog::kLargestToken;
     lists_.open(log_);
     for (std::size_t i = 0; i < kNumOrders; ++i) {
       orders_[i].open(log_, kOrders[i], random_seed(), &lists_, i);
@@ -104,9 +104,8 @@ class LiveDatastore final : public Datastore {
     prefixes_.open(log_, 0, random_seed());
   }
 
-  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
-           const Grow& grow) override;
-  void add_all(const Datastore& source, const Grow& grow) override;
+  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size, const Grow& grow,
+           std::int64_t context) override;
   void close() override {
     {
       const std::unique_lock<PhaseFairMutex> lock(*mutex_);
@@ -180,6 +179,7 @@ class LiveDatastore final : public Datastore {
   bool make_way(Samples::Prompt prompt, std::int64_t size, const Grow& grow,
                 std::vector<Moved>* moved);
   bool copy(const Samples::Sample& sample, std::vector<Moved>* moved) const noexcept;
+  void drop_samples() noexcept;
   void note(Samples::Prompt prompt, std::int64_t size) noexcept;
   void ask_for_room(std::unique_lock<PhaseFairMutex>& lock, const Grow& grow);
   void append(const Token* tokens, std::int64_t start, std::int64_t size, std::int64_t common,
@@ -533,9 +533,24 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
 }
 
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
-                        const Grow& grow) {
+                        const Grow& grow, std::int64_t context) {
   check_tokens(tokens, size, "token_ids");
+  std::vector<Token> known;
+  if (size > 0 && *std::max_element(tokens, tokens + size) > LiveLog::kLargestToken) {
+    known.assign(tokens, tokens + size);
+    for (Token& token : known) token = std::min(token, LiveLog::kUnknown);
+    tokens = known.data();
+  }
   std::unique_lock<PhaseFairMutex> adding(adding_);
+  if (context >= kContextTokens) {
+    // A store that moves samples gives them again.
+    if (stored_prefix(tokens, size, kContextTokens) < size) {
+      append_pieces(adding, tokens, size, kContextTokens, prompt_size, Samples::kNone, grow);
+    }
+    return;
+  }
+  // What is context alone is held elsewhere; else the beginning that is repeated is here too.
+  if (size <= context) return;
   const std::int64_t common = stored_prefix(tokens, size, 0);
   if (common == size && !closed()) return;
   const Samples::Prompt prompt = prompt_of(tokens, common, std::min(prompt_size, size));
@@ -572,7 +587,7 @@ bool LiveDatastore::make_way(Samples::Prompt prompt, std::int64_t size, const Gr
   ask_for_room(lock, grow);
   may_move_ = std::min(may_move_ + size, kMostMoved);
   while (!closed() && log_.begin() > 0 && !log_.has_room(size)) {
-    samples_.drop_before(log_.begin());
+    drop_samples();
     if (samples_.empty()) return true;
     const Samples::Sample oldest = samples_.oldest();
     // Text without a prompt goes first, or the newest would leave.
@@ -588,7 +603,6 @@ bool LiveDatastore::make_way(Samples::Prompt prompt, std::int64_t size, const Gr
         return false;
       }
     }
-    samples_.drop_oldest();
     log_.forget_before(end);
     mutex_->pass();
   }
@@ -616,27 +630,32 @@ bool LiveDatastore::copy(const Samples::Sample& sample, std::vector<Moved>* move
   return true;
 }
 
+// The samples whose text has left the log are no more.
+void LiveDatastore::drop_samples() noexcept {
+  const std::int64_t held = samples_.bytes();
+  samples_.drop_before(log_.begin());
+  log_.refund(held - samples_.bytes());
+}
+
 // Lists a sample that begins at the log's end, if there is memory for it.
 void LiveDatastore::note(Samples::Prompt prompt, std::int64_t size) noexcept {
   if (prompt == Samples::kNone) return;
-  samples_.drop_before(log_.begin());
-  if (const std::int64_t wanted = samples_.wanted_bytes(); wanted > 0) {
-    if (wanted > log_.max_bytes() / kSamplesPart) return;
-    const std::int64_t held = samples_.bytes();
-    try {
-      log_.charge(wanted);
-    } catch (const MemoryLimitError&) {
-      return;
-    }
-    try {
-      samples_.grow();
-      log_.refund(held);
-    } catch (const std::bad_alloc&) {
-      log_.refund(wanted);
-      return;
-    }
+  drop_samples();
+  constexpr std::int64_t kMost = Samples::kSampleBytes + Samples::kPromptBytes;
+  const std::int64_t held = samples_.bytes();
+  if (held + kMost > log_.max_bytes() / kSamplesPart) return;
+  try {
+    log_.charge(kMost);
+  } catch (const MemoryLimitError&) {
+    return;
   }
-  samples_.add({log_.end(), static_cast<std::int32_t>(size), prompt});
+  try {
+    samples_.add({log_.end(), static_cast<std::int32_t>(size), prompt});
+  } catch (const std::bad_alloc&) {
+    log_.refund(kMost);
+    return;
+  }
+  log_.refund(held + kMost - samples_.bytes());
 }
 
 // Appends what comes from tokens[common] on, in pieces. Each begins with context, as a document
@@ -657,11 +676,10 @@ void LiveDatastore::append_pieces(std::unique_lock<PhaseFairMutex>& adding, cons
   }
 }
 
-// The most memory that adding a slice takes: a chunk, two blocks for tokens that are not narrow, a
-// block of lists, a page of each table and new directories. There is one page of each, since a
-// slice ends where a page was rebuilt.
+// The most memory that adding a slice takes: a chunk, a block of lists, a page of each table and
+// new directories. There is one page of each, since a slice ends where a page was rebuilt.
 std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
-  constexpr auto kBlocks = static_cast<std::int64_t>(1 + 2 + kNumOrders + 1 + 1);
+  constexpr auto kBlocks = static_cast<std::int64_t>(1 + 1 + kNumOrders + 1);
   std::int64_t directories =
       log_.directory_bytes() + prefixes_.directory_bytes() + lists_.directory_bytes();
   for (const LiveTable& table : orders_) directories += table.directory_bytes();
@@ -702,41 +720,6 @@ void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t
     }
     first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);
   }
-}
-
-void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
-  if (&source == this) throw InvalidValueError("source must be another datastore, got the same");
-  std::vector<Token> document;
-  std::int64_t context = 0;
-  std::int64_t prompt_size = 0;
-  const auto add_document = [&] {
-    const auto size = static_cast<std::int64_t>(document.size());
-    // What is context alone is held elsewhere.
-    if (size > context) {
-      if (context < kContextTokens) {
-        add(document.data(), size, prompt_size, grow);  // its beginning is here too
-      } else {
-        std::unique_lock<PhaseFairMutex> adding(adding_);
-        // A store that moves samples gives them again.
-        if (stored_prefix(document.data(), size, context) < size) {
-          append_pieces(adding, document.data(), size, context, prompt_size, Samples::kNone, grow);
-        }
-      }
-    }
-    document.clear();
-    prompt_size = 0;
-  };
-  for_each_document(
-      source, 0,
-      [&](std::int64_t context_of_next) {
-        add_document();
-        context = context_of_next;
-      },
-      [&](const Token* tokens, std::int64_t size, bool output) {
-        document.insert(document.end(), tokens, tokens + size);
-        if (!output) prompt_size = static_cast<std::int64_t>(document.size());
-      });
-  add_document();
 }
 
 }  // namespace

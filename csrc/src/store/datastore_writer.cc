@@ -235,15 +235,12 @@ class DatastoreWriter::FileWriter {
 
   void finish() {
     end_segment();
-    end_block();
     header_.num_segments = static_cast<std::int64_t>(segments_.size());
     header_.directory_offset = offset_;
-    header_.directory_checksum = crc32(checksums_.data(), bytes_of(checksums_),
-                                       crc32(segments_.data(), bytes_of(segments_)));
-    header_.file_bytes = offset_ + bytes_of(segments_) + bytes_of(checksums_);
+    header_.directory_checksum = crc32(segments_.data(), bytes_of(segments_));
+    header_.file_bytes = offset_ + bytes_of(segments_);
     header_.checksum = crc32(&header_, offsetof(FileHeader, checksum));
     file_.write(segments_.data(), bytes_of(segments_));
-    file_.write(checksums_.data(), bytes_of(checksums_));
     file_.complete(&header_, sizeof(header_));
   }
 
@@ -316,24 +313,8 @@ class DatastoreWriter::FileWriter {
   }
 
   void write(const void* data, std::int64_t bytes) {
-    const auto* at = static_cast<const std::byte*>(data);
     file_.write(data, bytes);
     offset_ += bytes;
-    while (bytes > 0) {
-      const std::int64_t count = std::min(bytes, FileHeader::kBlockBytes - in_block_);
-      checksum_ = crc32(at, count, checksum_);
-      in_block_ += count;
-      at += count;
-      bytes -= count;
-      if (in_block_ == FileHeader::kBlockBytes) end_block();
-    }
-  }
-
-  void end_block() {
-    if (in_block_ == 0) return;
-    checksums_.push_back(checksum_);
-    checksum_ = 0;
-    in_block_ = 0;
   }
 
   static constexpr std::int64_t kStep = 4096;  // tokens coded at once
@@ -343,9 +324,6 @@ class DatastoreWriter::FileWriter {
   FileHeader header_{};
   std::int64_t offset_ = 0;
   std::vector<SegmentEntry> segments_;
-  std::vector<std::uint32_t> checksums_;
-  std::uint32_t checksum_ = 0;  // of the block so far
-  std::int64_t in_block_ = 0;   // its bytes so far
 
   std::vector<Token> tokens_;  // of the segment
   std::vector<bool> outputs_;  // which of them are a model's output
@@ -356,8 +334,7 @@ class DatastoreWriter::FileWriter {
 
 DatastoreWriter::DatastoreWriter(const std::string& path,
                                  const std::optional<Fingerprint>& fingerprint,
-                                 std::int64_t segment_tokens)
-    : process_(this_process()) {
+                                 std::int64_t segment_tokens) {
   if (segment_tokens < kLeastSegmentTokens || segment_tokens > kSegmentTokens) {
     throw InvalidValueError("segment_tokens must be " + std::to_string(kLeastSegmentTokens) +
                             " to " + std::to_string(kSegmentTokens) + ", got " +
@@ -368,28 +345,19 @@ DatastoreWriter::DatastoreWriter(const std::string& path,
 
 DatastoreWriter::~DatastoreWriter() = default;
 
-std::unique_lock<std::mutex> DatastoreWriter::lock() const {
-  // First of all: another thread may have held the mutex when the process was forked.
-  if (process_ != this_process()) {
-    throw DatastoreError("the file is process " + std::to_string(process_) +
-                         "'s, which began it and alone may write it; this is a fork of it");
-  }
-  return std::unique_lock<std::mutex>(mutex_);
-}
-
 DatastoreWriter::FileWriter& DatastoreWriter::writer() const {
   if (writer_ == nullptr) throw DatastoreClosedError("the file has been written or discarded");
   return *writer_;
 }
 
 void DatastoreWriter::begin_document(std::int64_t context) {
-  const std::unique_lock<std::mutex> lock = this->lock();
+  const std::scoped_lock lock(mutex_);
   writer().begin_document(context);
 }
 
 void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output) {
   check_tokens(tokens, size, "token_ids");
-  const std::unique_lock<std::mutex> lock = this->lock();
+  const std::scoped_lock lock(mutex_);
   writer();
   // What was half written must not be completed.
   std::unique_ptr<FileWriter> writing = std::move(writer_);
@@ -397,33 +365,32 @@ void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output
   writer_ = std::move(writing);
 }
 
-std::int64_t DatastoreWriter::append_all(const Datastore& source, std::int64_t first) {
+void DatastoreWriter::append_all(const Datastore& source) {
   begin_document();
-  return for_each_document(
-      source, first, [&](std::int64_t context) { begin_document(context); },
+  for_each_document(
+      source, [&](std::int64_t context) { begin_document(context); },
       [&](const Token* tokens, std::int64_t size, bool output) { append(tokens, size, output); });
 }
 
 void DatastoreWriter::finish() {
-  const std::unique_lock<std::mutex> lock = this->lock();
+  const std::scoped_lock lock(mutex_);
   writer();
   const std::unique_ptr<FileWriter> writing = std::move(writer_);
   writing->finish();
 }
 
 void DatastoreWriter::discard() noexcept {
-  if (process_ != this_process()) return;
   const std::scoped_lock lock(mutex_);
   writer_.reset();
 }
 
 std::int64_t DatastoreWriter::num_tokens() const {
-  const std::unique_lock<std::mutex> lock = this->lock();
+  const std::scoped_lock lock(mutex_);
   return writer().header().num_tokens;
 }
 
 std::int64_t DatastoreWriter::num_documents() const {
-  const std::unique_lock<std::mutex> lock = this->lock();
+  const std::scoped_lock lock(mutex_);
   return writer().header().num_documents;
 }
 

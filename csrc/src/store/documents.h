@@ -11,13 +11,11 @@
 
 namespace fastdraft {
 
-// Calls begin(context) before each document of a store from the position `first` on, and then
-// append(tokens, size, output) for its tokens, a run at a time; the store's lock is not held
-// meanwhile. What is no token is damage, and ends a document as a mark does. Returns the position
-// behind the text. Throws DatastoreClosedError.
+// Calls begin(context) before each document of a store, and then append(tokens, size, output) for
+// its tokens, a run at a time; the store's lock is not held meanwhile. What is no token is damage,
+// and ends a document as a mark does. Throws DatastoreClosedError.
 template <typename Begin, typename Append>
-std::int64_t for_each_document(const Datastore& source, std::int64_t first, Begin begin,
-                               Append append) {
+void for_each_document(const Datastore& source, Begin begin, Append append) {
   // So much is copied while text that is added to the source has to wait.
   constexpr std::int64_t kStep = 4096;
   struct Run {
@@ -27,7 +25,7 @@ std::int64_t for_each_document(const Datastore& source, std::int64_t first, Begi
   };
   std::vector<Token> tokens(static_cast<std::size_t>(kStep));
   std::vector<Run> runs;
-  std::int64_t position = std::max<std::int64_t>(first, 0);
+  std::int64_t position = 0;
   const std::int64_t end = Datastore::Reader(source).end();
   while (position < end && !source.closed()) {
     runs.clear();
@@ -48,12 +46,8 @@ std::int64_t for_each_document(const Datastore& source, std::int64_t first, Begi
       while (i < count) {
         if (!is_token(i)) {
           const Token mark = tokens[static_cast<std::size_t>(i)];
-          const std::int64_t repeated = reader.repeated(position + i);
-          if (repeated == 0) {
-            const std::int64_t context = mark < 0 ? mark_context(mark) : 0;
-            runs.push_back({i, 0, false, std::min(context, kContextTokens)});
-          }
-          i += 1 + repeated;
+          const std::int64_t context = mark < 0 ? mark_context(mark) : 0;
+          runs.push_back({i++, 0, false, std::min(context, kContextTokens)});
           continue;
         }
         const bool output = reader.output(position + i);
@@ -74,7 +68,6 @@ std::int64_t for_each_document(const Datastore& source, std::int64_t first, Begi
     }
   }
   if (source.closed()) throw DatastoreClosedError("the datastore is closed");
-  return end;
 }
 
 }  // namespace fastdraft

@@ -10,23 +10,14 @@ namespace fastdraft {
 
 void LiveLog::append(Token token, bool output) {
   if (end_ % kChunkTokens == 0) {
-    widen_ring(ring_);
-    widen_ring(highest_);
-    auto* chunk = new (allocate_block(0)) Chunk;
-    ring_[slot(end_, ring_.size())] = chunk;
-    highest_[slot(end_, highest_.size())] = nullptr;
+    widen_ring();
+    ring_[slot(end_, ring_.size())] = new (allocate_block(0)) Chunk;
     ++num_chunks_;
   }
   assert(end_ >= 0);
   const std::int64_t at = end_ % kChunkTokens;
-  Chunk& chunk = this->chunk(end_);
-  if (!is_narrow(token) && highest(end_) == nullptr) add_highest();
-  if (num_wide_ > 0) {
-    Highest* highest = highest_[slot(end_, highest_.size())];
-    if (highest != nullptr) highest->of[at] = static_cast<std::int16_t>(token >> kLowBits);
-  }
   const std::uint32_t bits = static_cast<std::uint32_t>(token) & kLow;
-  std::uint8_t* bytes = chunk.tokens + at * kWidth;
+  std::uint8_t* bytes = chunk(end_).tokens + at * kWidth;
   bytes[0] = static_cast<std::uint8_t>(bits);
   bytes[1] = static_cast<std::uint8_t>(bits >> 8);
   bytes[2] = static_cast<std::uint8_t>(bits >> 16 | (output ? kOutput : 0));
@@ -34,41 +25,15 @@ void LiveLog::append(Token token, bool output) {
   num_tokens_ += token >= 0 ? 1 : 0;
 }
 
-// Makes room for one more chunk in a ring.
-template <typename T>
-void LiveLog::widen_ring(std::vector<T*>& ring) {
-  if (num_chunks_ < static_cast<std::int64_t>(ring.size())) return;
-  std::vector<T*> wider = this->wider(ring);
+// Makes room for one more chunk in the ring.
+void LiveLog::widen_ring() {
+  if (num_chunks_ < static_cast<std::int64_t>(ring_.size())) return;
+  std::vector<Chunk*> wider = this->wider(ring_);
   const std::int64_t first = begin_ / kChunkTokens * kChunkTokens;
   for (std::int64_t at = first; at < first + num_chunks_ * kChunkTokens; at += kChunkTokens) {
-    wider[slot(at, wider.size())] = ring[slot(at, ring.size())];
+    wider[slot(at, wider.size())] = ring_[slot(at, ring_.size())];
   }
-  ring.swap(wider);
-}
-
-// For the chunk that is being written, in which all tokens were narrow.
-void LiveLog::add_highest() {
-  const std::int64_t count = end_ % kChunkTokens;
-  Highest* highest = nullptr;
-  try {
-    highest = new (allocate_block(1)) Highest;
-  } catch (const MemoryLimitError&) {
-    // The system has no memory, and an earlier chunk has the reserve.
-    if (num_chunks_ > 1) {
-      if (count == 0) {
-        --num_chunks_;
-        keep_block(&chunk(end_));
-      }
-      throw;
-    }
-    highest = &reserve_;
-  }
-  const std::uint8_t* coded = chunk(end_).tokens;
-  for (std::int64_t i = 0; i < count; ++i) {
-    highest->of[i] = narrow(load_32(coded + i * kWidth)) < 0 ? -1 : 0;
-  }
-  highest_[slot(end_, highest_.size())] = highest;
-  ++num_wide_;
+  ring_.swap(wider);
 }
 
 void LiveLog::release() noexcept {
@@ -80,9 +45,7 @@ void LiveLog::release() noexcept {
   kept_ = nullptr;
   num_kept_ = 0;
   ring_ = {};
-  highest_ = {};
   num_chunks_ = 0;
-  num_wide_ = 0;
   num_tokens_ = 0;
   begin_ = end_;
   bytes_ = 0;
@@ -190,13 +153,8 @@ void LiveLog::forget(std::int64_t position) noexcept {
 // The oldest chunk leaves the log. Its memory is the caller's.
 LiveLog::Chunk* LiveLog::drop_oldest() noexcept {
   Chunk* oldest = &chunk(begin_);
-  Highest* highest = highest_[slot(begin_, highest_.size())];
   forget(std::min(end_, (begin_ / kChunkTokens + 1) * kChunkTokens));
   left_ += 1.0 / static_cast<double>(num_chunks_--);
-  if (highest != nullptr) {
-    if (highest != &reserve_) keep_block(highest);
-    --num_wide_;
-  }
   return oldest;
 }
 

@@ -25,21 +25,18 @@ class LiveLog {
   // The beginnings of documents are known at every so many tokens.
   static constexpr std::int64_t kPrefixStep = kContextTokens / 2;
 
-  // A token takes 3 bytes: its low 23 bits, and whether it was a model's output. A token that is as
-  // those bits tell, the highest being its sign, is *narrow*: no vocabulary has others.
+  // A token takes 3 bytes: 23 bits, the highest of which is its sign, and whether it was a model's
+  // output. No vocabulary has larger ones than kLargestToken; hosts that put other numbers in the
+  // place of tokens, as for images, have kUnknown stored for them, which ends what is drafted.
   static constexpr std::int64_t kWidth = 3;
-  static constexpr Token kLargestNarrow = (Token{1} << 22) - 1;
+  static constexpr Token kUnknown = (Token{1} << 22) - 1;
+  static constexpr Token kLargestToken = kUnknown - 1;
 
-  // What tokens have above their low 23 bits, of a chunk in which not all are narrow.
-  struct Highest {
-    std::int16_t of[kChunkTokens];
-  };
   // A stretch of the log. Where a token begins 4 bytes may be read, where two begin 8.
   struct alignas(64) Chunk {
     std::uint8_t tokens[kChunkTokens * kWidth + 4];
   };
   static_assert(sizeof(Chunk) == 4096);
-  static_assert(sizeof(Highest) <= sizeof(Chunk));
 
   // What a chunk takes by itself: the allocator's header, the bytes lost to alignment and the place
   // in a list are in it.
@@ -60,9 +57,8 @@ class LiveLog {
   // Of a store that takes `own_bytes` itself.
   LiveLog(std::int64_t max_bytes, std::int64_t own_bytes)
       : max_bytes_(max_bytes),
-        bytes_(own_bytes + 2 * bytes_of(kFirstPointers)),
-        ring_(kFirstPointers),
-        highest_(kFirstPointers) {}
+        bytes_(own_bytes + bytes_of(kFirstPointers)),
+        ring_(kFirstPointers) {}
   LiveLog(const LiveLog&) = delete;
   LiveLog& operator=(const LiveLog&) = delete;
   ~LiveLog() { release(); }
@@ -98,15 +94,10 @@ class LiveLog {
   std::int64_t num_chunks() const noexcept { return num_chunks_; }
   // The text that has left, in parts of what there was at the time: for each chunk 1 / num_chunks.
   double left() const noexcept { return left_; }
-  std::int64_t directory_bytes() const noexcept { return bytes_of(ring_.size() + highest_.size()); }
+  std::int64_t directory_bytes() const noexcept { return bytes_of(ring_.size()); }
 
   // Of positions that are held.
-  Token token(std::int64_t position) const noexcept {
-    const std::uint32_t bits = load_32(coded(position));
-    const Highest* highest = this->highest(position);
-    if (highest == nullptr) return narrow(bits);
-    return highest->of[position % kChunkTokens] * (1 << kLowBits) + static_cast<Token>(bits & kLow);
-  }
+  Token token(std::int64_t position) const noexcept { return decoded(load_32(coded(position))); }
   bool output(std::int64_t position) const noexcept {
     return (coded(position)[kWidth - 1] & kOutput) != 0;
   }
@@ -114,12 +105,8 @@ class LiveLog {
   void copy(std::int64_t position, std::int64_t count, Token* out) const noexcept {
     for (std::int64_t end = position + count; position < end;) {
       const std::int64_t run = std::min(end, (position / kChunkTokens + 1) * kChunkTokens);
-      if (highest(position) != nullptr) {
-        while (position < run) *out++ = token(position++);
-        continue;
-      }
       const std::uint8_t* from = coded(position);
-      for (; position < run; ++position, from += kWidth) *out++ = narrow(load_32(from));
+      for (; position < run; ++position, from += kWidth) *out++ = decoded(load_32(from));
     }
   }
   // Asks for the `count` tokens before `position`.
@@ -144,18 +131,18 @@ class LiveLog {
   // Whether the `count` tokens before `position` are held and those before `last`.
   bool matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
     if (position - count < begin_) return false;
-    const std::uint8_t* end = narrow_end(position, count);
+    const std::uint8_t* end = coded_end(position, count);
     if (end == nullptr) return common_copied(position, last, count) == count;
     // A constant size compares without a loop.
     switch (count) {
       case 1:
-        return common_narrow(end, last, 1) == 1;
+        return common_coded(end, last, 1) == 1;
       case 2:
-        return common_narrow(end, last, 2) == 2;
+        return common_coded(end, last, 2) == 2;
       case 4:
-        return common_narrow(end, last, 4) == 4;
+        return common_coded(end, last, 4) == 4;
       default:
-        return common_narrow(end, last, count) == count;
+        return common_coded(end, last, count) == count;
     }
   }
   // How many tokens before `position` the table of documents' beginnings hashes; 0: they are not
@@ -171,9 +158,9 @@ class LiveLog {
   std::int32_t common(std::int64_t position, const Token* text, std::int64_t size) const noexcept {
     const std::int64_t most =
         std::min({std::int64_t{Datastore::kLongestMatch}, size, position - begin_});
-    const std::uint8_t* end = narrow_end(position, most);
+    const std::uint8_t* end = coded_end(position, most);
     return static_cast<std::int32_t>(end == nullptr ? common_copied(position, text + size, most)
-                                                    : common_narrow(end, text + size, most));
+                                                    : common_coded(end, text + size, most));
   }
   // Memory for a chunk, a page of a table or a block of lists, which are as large; the oldest
   // chunk's where the limit is reached and there are more than `keep`. Throws MemoryLimitError.
@@ -229,8 +216,7 @@ class LiveLog {
   static std::size_t slot(std::int64_t position, std::size_t size) noexcept {
     return static_cast<std::size_t>(position / kChunkTokens) & (size - 1);
   }
-  template <typename T>
-  void widen_ring(std::vector<T*>& ring);
+  void widen_ring();
   struct Kept {
     Kept* next;
   };
@@ -245,35 +231,26 @@ class LiveLog {
   // So many tokens a cache line holds at least.
   static constexpr std::int64_t kLineTokens = 64 / kWidth;
 
-  static bool is_narrow(Token token) noexcept {
-    return token >= -kLargestNarrow - 1 && token <= kLargestNarrow;
-  }
-  static Token narrow(std::uint32_t bits) noexcept {
+  static Token decoded(std::uint32_t bits) noexcept {
     constexpr std::uint32_t kSign = std::uint32_t{1} << (kLowBits - 1);
     return static_cast<Token>((bits & kLow) ^ kSign) - static_cast<Token>(kSign);
   }
   const std::uint8_t* coded(std::int64_t position) const noexcept {
     return chunk(position).tokens + position % kChunkTokens * kWidth;
   }
-  // What the tokens of the position's chunk have above their low bits; null: all are narrow.
-  const Highest* highest(std::int64_t position) const noexcept {
-    return num_wide_ == 0 ? nullptr : highest_[slot(position, highest_.size())];
-  }
-  // Behind the `count` tokens before `position`; null where they do not lie side by side, or not
-  // all tokens of their chunk are narrow.
-  const std::uint8_t* narrow_end(std::int64_t position, std::int64_t count) const noexcept {
+  // Behind the `count` tokens before `position`; null where they do not lie side by side.
+  const std::uint8_t* coded_end(std::int64_t position, std::int64_t count) const noexcept {
     const std::int64_t end = (position - 1) % kChunkTokens + 1;
-    if (end < count || highest(position - 1) != nullptr) return nullptr;
+    if (end < count) return nullptr;
     return chunk(position - 1).tokens + end * kWidth;
   }
-  // How many of the tokens before `stored`, all of them narrow, are those before `last`, `most` at
-  // most.
-  static std::int64_t common_narrow(const std::uint8_t* stored, const Token* last,
-                                    std::int64_t most) noexcept {
+  // How many of the tokens before `stored` are those before `last`, `most` at most.
+  static std::int64_t common_coded(const std::uint8_t* stored, const Token* last,
+                                   std::int64_t most) noexcept {
     // Two tokens at once, each in 32 bits.
     constexpr std::uint64_t kTwo = kLow | std::uint64_t{kLow} << 32;
-    // None of these is in a narrow token, but for the sign, which a mark has and no text.
-    constexpr std::uint64_t kNotNarrow = ~(kTwo >> 1) | std::uint64_t{1} << 31;
+    // Bits of no token that is stored but for a mark, which is in no text.
+    constexpr std::uint64_t kOthers = ~(kTwo >> 1) | std::uint64_t{1} << 31;
     std::int64_t length = 0;
     for (; length + 2 <= most; length += 2) {
       const std::uint64_t coded = load_64(stored - (length + 2) * kWidth);
@@ -281,13 +258,13 @@ class LiveLog {
       const std::uint64_t wanted = static_cast<std::uint32_t>(last[-2 - length]) |
                                    std::uint64_t{static_cast<std::uint32_t>(last[-1 - length])}
                                        << 32;
-      const std::uint64_t differs = (two ^ wanted) | (wanted & kNotNarrow);
+      const std::uint64_t differs = (two ^ wanted) | (wanted & kOthers);
       if (differs != 0) return length + (differs >> 32 == 0 ? 1 : 0);
     }
     if (length == most) return most;
-    return length + (narrow(load_32(stored - (length + 1) * kWidth)) == last[-1 - length] ? 1 : 0);
+    return length + (decoded(load_32(stored - (length + 1) * kWidth)) == last[-1 - length] ? 1 : 0);
   }
-  // The same of any tokens before `position`.
+  // The same of tokens before `position` that do not lie side by side.
   std::int64_t common_copied(std::int64_t position, const Token* last,
                              std::int64_t most) const noexcept {
     Token copied[kContextTokens];
@@ -295,7 +272,6 @@ class LiveLog {
     return common_suffix(copied + most, last, most);
   }
 
-  void add_highest();
   void free_block(void* block) noexcept;
   Chunk* drop_oldest() noexcept;
   void forget(std::int64_t position) noexcept;
@@ -314,13 +290,8 @@ class LiveLog {
   std::vector<void*> given_back_;  // with room for all blocks of slabs
   Kept* kept_ = nullptr;           // blocks that are not used, but counted
   std::int64_t num_kept_ = 0;
-  std::vector<Chunk*> ring_;       // by the chunk's number, modulo the size, a power of two
-  std::vector<Highest*> highest_;  // the same; null: all tokens are narrow
+  std::vector<Chunk*> ring_;  // by the chunk's number, modulo the size, a power of two
   std::int64_t num_chunks_ = 0;
-  std::int64_t num_wide_ = 0;  // chunks with a Highest
-  // Used by a store that has memory for one chunk and no second block, so that it can hold any
-  // token.
-  Highest reserve_;
   double left_ = 0.0;
 };
 

@@ -3,13 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <deque>
+#include <unordered_map>
 
 namespace fastdraft {
 
 // The documents that have a prompt, in the log's order, and how many each prompt has. A prompt is
-// known by its hash, so two of 2^32 might count as one. It takes 16 bytes a document and 8 a
-// prompt, up to twice as many after growth.
+// known by its hash, so two of 2^32 might count as one.
 //
 // Not thread-safe.
 class Samples {
@@ -23,57 +23,56 @@ class Samples {
     Prompt prompt;
   };
 
-  bool empty() const noexcept { return size_ == 0; }
-  const Sample& oldest() const noexcept { return ring_[slot(first_)]; }
-  void drop_oldest() noexcept;
+  // What a document and a prompt take, with the allocator's headers, and what is taken at once.
+  static constexpr std::int64_t kSampleBytes = 20;
+  static constexpr std::int64_t kPromptBytes = 56;
+  static constexpr std::int64_t kFirstBytes = 640;
+
+  bool empty() const noexcept { return samples_.empty(); }
+  const Sample& oldest() const noexcept { return samples_.front(); }
   // Those whose mark is before `begin` have left.
   void drop_before(std::int64_t begin) noexcept {
-    while (!empty() && oldest().start < begin) drop_oldest();
+    while (!empty() && oldest().start < begin) {
+      const auto found = counts_.find(oldest().prompt);
+      if (--found->second == 0) counts_.erase(found);
+      samples_.pop_front();
+    }
   }
   // How many samples of the prompt there are. Of kNone: 0.
-  std::int64_t count(Prompt prompt) const noexcept;
-
+  std::int64_t count(Prompt prompt) const {
+    const auto found = counts_.find(prompt);
+    return found == counts_.end() ? 0 : found->second;
+  }
   // How many samples the prompts have on average, rounded.
   std::int64_t average() const noexcept {
-    return empty() ? 0 : static_cast<std::int64_t>((size_ + num_prompts_ / 2) / num_prompts_);
+    const std::size_t prompts = counts_.size();
+    return empty() ? 0 : static_cast<std::int64_t>((samples_.size() + prompts / 2) / prompts);
   }
-
-  std::int64_t bytes() const noexcept { return bytes_of(ring_.size(), counts_.size()); }
-  // The bytes of arrays that have room for one more; 0: these have.
-  std::int64_t wanted_bytes() const noexcept;
-  // Takes those. Throws std::bad_alloc, and then nothing has changed.
-  void grow();
-  // Adds the newest, whose prompt is not kNone; there is room.
-  void add(const Sample& sample) noexcept;
-  void close() noexcept;
+  // Beyond kFirstBytes.
+  std::int64_t bytes() const noexcept {
+    return static_cast<std::int64_t>(samples_.size()) * kSampleBytes +
+           static_cast<std::int64_t>(counts_.size()) * kPromptBytes;
+  }
+  // Adds the newest, whose prompt is not kNone. Throws std::bad_alloc, and then nothing has
+  // changed.
+  void add(const Sample& sample) {
+    const auto [count, is_new] = counts_.try_emplace(sample.prompt, 0);
+    try {
+      samples_.push_back(sample);
+    } catch (...) {
+      if (is_new) counts_.erase(count);
+      throw;
+    }
+    ++count->second;
+  }
+  void close() noexcept {
+    samples_.clear();
+    std::unordered_map<Prompt, std::int64_t>().swap(counts_);
+  }
 
  private:
-  struct Count {
-    Prompt prompt;  // kNone: free
-    std::uint32_t samples;
-  };
-  static constexpr std::size_t kFirst = 16;
-
-  static std::int64_t bytes_of(std::size_t samples, std::size_t counts) noexcept {
-    return static_cast<std::int64_t>(samples * sizeof(Sample) + counts * sizeof(Count));
-  }
-  std::size_t slot(std::size_t number) const noexcept { return number & (ring_.size() - 1); }
-  std::size_t wanted_samples() const noexcept {
-    return size_ < ring_.size() ? ring_.size() : size_ == 0 ? kFirst : 2 * size_;
-  }
-  // A search ends at a free count, so a quarter stays free.
-  std::size_t wanted_counts() const noexcept {
-    if (4 * (num_prompts_ + 1) <= 3 * counts_.size()) return counts_.size();
-    return counts_.empty() ? kFirst : 2 * counts_.size();
-  }
-  // The slot that counts the prompt, or the free slot for it.
-  static std::size_t find(const std::vector<Count>& counts, Prompt prompt) noexcept;
-
-  std::vector<Sample> ring_;   // as many as a power of two
-  std::vector<Count> counts_;  // a hash table with linear probing, as many
-  std::size_t first_ = 0;      // the number of the oldest
-  std::size_t size_ = 0;
-  std::size_t num_prompts_ = 0;
+  std::deque<Sample> samples_;
+  std::unordered_map<Prompt, std::int64_t> counts_;
 };
 
 }  // namespace fastdraft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 __all__ = ["main"]
@@ -12,6 +13,8 @@ def main() -> None:
 
     Exits with 0 when all went well, 1 when the work failed, 2 when the arguments were wrong.
     """
+    # transformers' advice to install PyTorch, which most commands do not need.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         from fastdraft.cli.app import app
     except ModuleNotFoundError as error:

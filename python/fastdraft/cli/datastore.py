@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.cli.options import FILE, NUMBER, ray_option
+from fastdraft.cli.options import FILE, ray_option
 from fastdraft.cluster import Cluster
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
@@ -34,15 +33,6 @@ _PART_TOKENS = 64
 """The least that a part counts for: a short one takes more memory than its tokens."""
 
 
-def tokenizer_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option --tokenizer."""
-    return click.option(
-        "--tokenizer",
-        type=click.Path(exists=True, path_type=Path),
-        help=f"A tokenizer.json, or the folder of one; {help_text}",
-    )
-
-
 @click.group()
 def datastore() -> None:
     """Build frozen datastores, and look into them."""
@@ -51,19 +41,17 @@ def datastore() -> None:
 @datastore.command()
 @click.argument("output", metavar="OUT.fds", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("inputs", metavar="INPUTS...", nargs=-1, required=True, type=FILE)
-@tokenizer_option("needed for text, and kept with the store to recognise it by.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, path_type=Path),
+    help="A tokenizer.json, or the folder of one; needed for text, and kept with the store to "
+    "recognise it by.",
+)
 @click.option(
     "--field",
     default="text",
     show_default=True,
     help="The field of a JSON line that holds its text, or its token ids as a list.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["uint16", "uint32"]),
-    default="uint16",
-    show_default=True,
-    help="The token ids in .bin files.",
 )
 @click.option(
     "--answers",
@@ -76,7 +64,6 @@ def build(
     inputs: tuple[Path, ...],
     tokenizer: Path | None,
     field: str,
-    dtype: str,
     answers: bool,
     address: str | None,
 ) -> None:
@@ -85,7 +72,6 @@ def build(
     \b
     .jsonl   one document a line, see --field
     .npy     one row of int32 or int64 token ids, or a document a row
-    .bin     token ids one after another, see --dtype
     others   text in UTF-8, one document a file
 
     The file takes its name when it is complete. Before, it is OUT.fds.*.tmp; the next build of
@@ -107,7 +93,7 @@ def build(
     def read(paths: Sequence[Path], texts: TextTokenizer | None) -> Iterator[_Part]:
         if answers and texts is not None:
             return _answers(paths, texts)
-        return _parts(paths, field, np.dtype(dtype))
+        return _parts(paths, field)
 
     with ExitStack() as stack:
         if address is None:
@@ -133,12 +119,8 @@ def build(
 @click.argument("output", metavar="OUT.fds", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("inputs", metavar="IN.fds...", nargs=-1, required=True, type=FILE)
 def merge(output: Path, inputs: tuple[Path, ...]) -> None:
-    """Join frozen datastores of one tokenizer to one, in their order.
-
-    Of stores that `build` wrote, the new one is bit for bit what `build` makes of all their inputs.
-    Each input is checked against its checksums first.
-    """
-    stores = [Datastore.open(path, verify=True) for path in inputs]
+    """Join frozen datastores of one tokenizer to one, in their order."""
+    stores = [Datastore.open(path) for path in inputs]
     marks = {store.fingerprint: path for store, path in zip(stores, inputs, strict=True)}
     if len(marks) > 1:
         one, other, *_ = marks.values()
@@ -157,57 +139,14 @@ def merge(output: Path, inputs: tuple[Path, ...]) -> None:
 
 @datastore.command()
 @click.argument("file", type=FILE)
-@click.option("--verify", is_flag=True, help="Read all of it and check its checksums.")
-def info(file: Path, verify: bool) -> None:
+def info(file: Path) -> None:
     """Show what a frozen datastore holds."""
-    with Datastore.open(file, verify=verify) as store:
+    with Datastore.open(file) as store:
         click.echo(f"tokens       {len(store):,}")
         click.echo(f"documents    {store.num_documents:,}")
         click.echo(f"bytes        {store.bytes:,} ({store.bytes / max(len(store), 1):.1f} a token)")
         tokenizer = "not known" if store.fingerprint is None else store.fingerprint.hex()
         click.echo(f"tokenizer    {tokenizer}")
-        click.echo(f"checksums    {'right' if verify else 'not checked (--verify)'}")
-
-
-@datastore.command()
-@click.argument("file", type=FILE)
-@click.option("--text", help="What to look for; its last tokens count.")
-@click.option("--ids", help="Token ids instead of text, such as '17 4 99'.")
-@tokenizer_option("needed for --text, and shows what is found as text.")
-@click.option("--most", type=NUMBER, default=8, show_default=True, help="Matches.")
-@click.option(
-    "--tokens",
-    type=NUMBER,
-    default=16,
-    show_default=True,
-    help="How many of the tokens that follow to show.",
-)
-def query(
-    file: Path, text: str | None, ids: str | None, tokenizer: Path | None, most: int, tokens: int
-) -> None:
-    """Show where the last tokens of a text stand in a datastore, and what follows there."""
-    if (text is None) == (ids is None):
-        raise click.UsageError("give either --text or --ids")
-    texts = None if tokenizer is None else TextTokenizer(tokenizer)
-    if ids is not None:
-        if re.fullmatch(r"\s*\d+([\s,]+\d+)*\s*", ids) is None:
-            raise click.BadParameter(f"expected token ids, got {ids!r}", param_hint="--ids")
-        wanted: Sequence[int] = [int(each) for each in re.findall(r"\d+", ids)]
-    else:
-        assert text is not None
-        if texts is None:
-            raise click.UsageError("--text needs --tokenizer")
-        (wanted,) = texts.encode([text])
-    mark = None if texts is None else texts.fingerprint()
-    with Datastore.open(file) as store:
-        if store.fingerprint is not None and mark is not None:
-            Datastore.open(file, fingerprint=mark).close()
-        found = store.find(wanted, most=most)
-        click.echo(f"{len(found)} matches for the last of {len(wanted)} tokens")
-        for occurrence in found:
-            following = store.read(occurrence.next, tokens).tolist()
-            shown = repr(texts.decode(following)) if texts else " ".join(map(str, following))
-            click.echo(f"{occurrence.length:>4} tokens, at {occurrence.next:>12,}: {shown}")
 
 
 class _Part(NamedTuple):
@@ -222,12 +161,12 @@ class _Part(NamedTuple):
     """How much of its file it takes."""
 
 
-def _parts(inputs: Sequence[Path], field: str, dtype: np.dtype[Any]) -> Iterator[_Part]:
+def _parts(inputs: Sequence[Path], field: str) -> Iterator[_Part]:
     for path in inputs:
         if path.suffix == ".jsonl":
             yield from _json_lines(path, field)
-        elif path.suffix in (".npy", ".bin"):
-            yield from _rows(path, dtype)
+        elif path.suffix == ".npy":
+            yield from _rows(path)
         else:
             yield from _text(path)
 
@@ -270,30 +209,18 @@ def _text(path: Path) -> Iterator[_Part]:
         raise InvalidValueError(f"{path} is not UTF-8 text: {error}") from error
 
 
-def _rows(path: Path, dtype: np.dtype[Any]) -> Iterator[_Part]:
-    size = path.stat().st_size
-    if size == 0:
-        raise InvalidValueError(f"{path} is empty")
+def _rows(path: Path) -> Iterator[_Part]:
     array: NDArray[Any]
-    if path.suffix == ".npy":
-        try:
-            array = np.lib.format.open_memmap(path, mode="r")
-        except ValueError as error:
-            raise InvalidValueError(f"{path} is not a .npy file: {error}") from error
-        if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
-            raise InvalidValueError(
-                f"{path} must hold one or two dimensions of integers, "
-                f"got {array.ndim} of {array.dtype}"
-            )
-        if array.size == 0:
-            raise InvalidValueError(f"{path} is empty")
-    else:
-        if size % dtype.itemsize != 0:
-            raise InvalidValueError(
-                f"{path} must hold {dtype} token ids, got {size} bytes, "
-                f"which is no multiple of {dtype.itemsize}"
-            )
-        array = np.memmap(path, dtype, mode="r")
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        raise InvalidValueError(f"{path} is not a .npy file: {error}") from error
+    if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+        raise InvalidValueError(
+            f"{path} must hold one or two dimensions of integers, got {array.ndim} of {array.dtype}"
+        )
+    if array.size == 0:
+        raise InvalidValueError(f"{path} is empty")
     for number, row in enumerate(array.reshape(-1, array.shape[-1])):
         for start in range(0, len(row), SLICE_TOKENS):
             ids = row[start : start + SLICE_TOKENS]

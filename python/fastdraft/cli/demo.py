@@ -14,7 +14,6 @@ from fastdraft.cli.options import (
     FILE,
     NEW_FILE,
     NUMBER,
-    check_folder,
     command_line,
     model_options,
     read_text,
@@ -70,8 +69,6 @@ def demo(
     if prompt is not None:
         text = None if prediction is None else read_text(prediction)
         requests = [Request("prompt", prompt.name, read_text(prompt), prediction=text)]
-    check_folder("--json", json_file)
-    check_folder("--html", html)
 
     from fastdraft.demo import report
     from fastdraft.demo.comparison import compare, warm_up
@@ -105,7 +102,7 @@ def demo(
     if html is not None:
         traces = [each.trace(target) for each in comparisons]
         title = f"{len(traces)} requests, decoded by {target.name}"
-        write_text("--html", html, page(traces, title=title, requests=len(traces)))
+        write_text(html, page(traces, title=title, requests=len(traces)))
 
     inexact = [each.request.name for each in comparisons if not each.is_exact]
     if inexact:

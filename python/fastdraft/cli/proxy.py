@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from fastdraft.cli.options import NEW_FILE, check_folder
+from fastdraft.cli.options import NEW_FILE
 from fastdraft.replay import RecordWriter
 from fastdraft.replay.importers import Importer
 from fastdraft.replay.records import JsonLine
@@ -86,7 +86,6 @@ def proxy(
 
     if model is not None and record is None:
         raise click.UsageError("--record-ids needs --record")
-    check_folder("--record", record)
     write = None if record is None else _recording(record, model)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     app = create(

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, check_folder, model_options
+from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, model_options
 from fastdraft.demo import Target, load_target
 from fastdraft.replay import RecordError, RecordWriter
 from fastdraft.replay.display import progress
@@ -31,7 +31,6 @@ def record(out: Path, prompts: Path, max_new_tokens: int, **model_and_place: Any
     The model answers greedily; text and token ids are recorded. A line's id, session and reference
     are kept. Logs of a server need no such step: `fastdraft replay` reads them.
     """
-    check_folder("OUT", out)
     lines = _prompts(prompts)
     target = load_target(**model_and_place)
     _generate(out, lines, target, max_new_tokens)

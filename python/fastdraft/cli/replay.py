@@ -15,7 +15,6 @@ from fastdraft.cli.options import (
     FILE,
     NEW_FILE,
     NUMBER,
-    check_folder,
     command_line,
     ray_option,
     write_text,
@@ -31,10 +30,8 @@ from fastdraft.replay import (
     Unavailable,
     family_files,
     read_families,
-    replay_family,
     report,
     settings_of,
-    trace_request,
 )
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.answer import html_report
@@ -175,16 +172,8 @@ def replay(
         raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
     if svg is not None and shown is None:
         raise click.UsageError("--svg draws one request: it needs --show")
-    if shown is not None and at_once > 1:
-        raise click.UsageError("--show follows one request: it takes no --at-once")
-    if shown is not None and address is not None:
-        raise click.UsageError("--show follows one request: it takes no --ray")
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
-    check_folder("--json", json_file)
-    check_folder("--svg", svg)
-    check_folder("--html", html)
-    check_folder("--report", report_file)
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
@@ -222,43 +211,33 @@ def replay(
                 click.echo(str(reason), err=True)
             else:
                 settings += found
-    if shown is not None:
-        ((_, records),) = families.items()
-        traces = []
-        for setting in settings:
-            peer = setting.start(records)
-            replay_family(peer, records[:-1], prediction=prediction)
-            trace = trace_request(
-                peer, records[-1], prediction=prediction, title=setting.title, decode=decode
-            )
-            report.show_request(console, trace)
-            traces.append(trace)
-        if svg is not None:
-            write_text("--svg", svg, picture(traces[0]))
-        if html is not None:
-            title = f"The request {records[-1].id}, replayed"
-            write_text("--html", html, page(traces, title=title, requests=len(traces)))
-        return
-
     total = sum(len(each.output_ids) for records in families.values() for each in records)
-    followed: list[Trace] = []
+    followed: dict[str, set[str]] = {}
+    if shown is not None:
+        followed = {name: {records[-1].id} for name, records in families.items()}
+    elif html is not None or report_file is not None:
+        followed = choose(families, MOST_TOKENS // len(settings))
+    traces: list[Trace] = []
     with ExitStack() as stack:
         cluster = None if address is None else stack.enter_context(Cluster(address))
-        advance = stack.enter_context(progress(total * len(settings)))
         results = replay_families(
             settings,
             families,
             at_once=at_once,
             prediction=prediction,
-            on_request=advance,
-            traced={}
-            if html is None and report_file is None
-            else choose(families, MOST_TOKENS // len(settings)),
+            on_request=stack.enter_context(progress(total * len(settings))),
+            traced=followed,
             decode=decode,
-            on_trace=followed.append,
+            on_trace=traces.append,
             cluster=cluster,
         )
-    report.show(console, results)
+    if shown is None:
+        report.show(console, results)
+    else:
+        for trace in traces:
+            report.show_request(console, trace)
+    if svg is not None:
+        write_text(svg, picture(traces[0]))
     if json_file is not None:
         about = {
             "fastdraft": fastdraft.__version__,
@@ -267,12 +246,12 @@ def replay(
         }
         write_results(json_file, {**about, "runs": as_json(results)})
     if html is not None:
-        requests = sum(map(len, families.values()))
+        requests = 1 if shown is not None else sum(map(len, families.values()))
         title = f"{requests:,} recorded requests, replayed"
-        write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
+        write_text(html, page(traces, title=title, requests=requests * len(settings)))
     if report_file is not None:
-        ours = [each for each in followed if ", default, " in each.title]
-        write_text("--report", report_file, html_report(results, ours))
+        ours = [each for each in traces if ", default, " in each.title]
+        write_text(report_file, html_report(results, ours))
 
 
 def _open(path: Path, texts: TextTokenizer | None) -> Datastore:

@@ -1,32 +1,21 @@
-"""One request in every mode, its outputs judged, with its text to watch meanwhile."""
+"""One request in every mode, and whether the outputs are equal."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
-from fastdraft.demo.measure import (
-    Difference,
-    Generation,
-    Mode,
-    Streamer,
-    explain_difference,
-    generate,
-)
+from fastdraft.demo.measure import Generation, Mode, generate, is_near_tie
 from fastdraft.demo.requests import Request
 from fastdraft.demo.target import Target
 from fastdraft.replay.measurement import Ratio, paired_ratio
 from fastdraft.replay.trace import Trace
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 __all__ = ["Comparison", "compare", "warm_up"]
+
+EQUAL, TIE, DIFFERENT = "equal", "equal up to ties", "DIFFERENT"
+"""Verdicts, from the best to the worst."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +26,13 @@ class Comparison:
         request: What was asked.
         prompt_tokens: The length of its prompt.
         runs: All runs of each mode; the modes took turns.
-        differences: How the output of each other mode differs from the plain one; None where it
-            does not.
+        verdicts: Of each other mode, whether its output is the plain one, in a few words.
     """
 
     request: Request
     prompt_tokens: int
     runs: dict[Mode, list[Generation]]
-    differences: dict[Mode, Difference | None]
+    verdicts: dict[Mode, str]
 
     def median(self, mode: Mode) -> Generation:
         """The run of a mode whose time is the median one, of two such runs the slower one."""
@@ -66,18 +54,8 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether fastdraft's output is the plain one, up to tokens that tie within rounding."""
-        difference = self.differences[Mode.FASTDRAFT]
-        return difference is None or difference.is_tie
-
-    def verdict(self, mode: Mode) -> str:
-        """Whether a mode's output is the plain one, in a few words; nothing for the plain mode."""
-        if mode not in self.differences:
-            return ""
-        difference = self.differences[mode]
-        if difference is None:
-            return "equal"
-        return "equal up to ties" if difference.is_tie else "DIFFERENT"
+        """Whether fastdraft's output is the plain one, up to a near-tie."""
+        return self.verdicts[Mode.FASTDRAFT] != DIFFERENT
 
 
 def warm_up(target: Target, request: Request, *, max_new_tokens: int) -> None:
@@ -93,8 +71,7 @@ def compare(
 ) -> Comparison:
     """Runs one request in every mode and judges the outputs.
 
-    Modes take turns, so that a busy moment does not hit one mode alone. A terminal shows the text
-    of each mode's first run as it comes.
+    Modes take turns, so that a busy moment does not hit one mode alone.
     """
     model = target.model
     inputs = target.encode(request.prompt, request.answer_start, max_new_tokens=max_new_tokens)
@@ -103,57 +80,20 @@ def compare(
     runs: dict[Mode, list[Generation]] = {mode: [] for mode in Mode}
     for repeat in range(repeats):
         for mode in Mode:
-            title = f"{mode.value}, run {repeat + 1} of {repeats}"
-            # Showing its text slows a run, and the median of several hardly feels one.
-            with _watching(target, console, title, streaming=repeat == 0) as streamer:
-                runs[mode].append(
-                    generate(
-                        mode,
-                        model,
-                        inputs,
-                        max_new_tokens=max_new_tokens,
-                        prediction=prediction,
-                        streamer=streamer,
-                    )
+            with console.status(f"{mode.value}, run {repeat + 1} of {repeats}"):
+                run = generate(
+                    mode, model, inputs, max_new_tokens=max_new_tokens, prediction=prediction
                 )
+            runs[mode].append(run)
     plain = runs[Mode.PLAIN][0].tokens
-    differences: dict[Mode, Difference | None] = {}
-    for mode in (Mode.PROMPT_LOOKUP, Mode.FASTDRAFT):
-        found = [
-            explain_difference(model, inputs, plain, tokens, max_new_tokens)
-            for tokens in {tuple(run.tokens) for run in runs[mode]}
-        ]
-        # The difference that rounding explains least stands for the mode.
-        differences[mode] = max(
-            (each for each in found if each is not None),
-            key=lambda each: each.gap - 2 * each.noise,
-            default=None,
-        )
-    return Comparison(request, inputs["input_ids"].shape[1], runs, differences)
 
+    def verdict(tokens: list[int]) -> str:
+        if tokens == plain:
+            return EQUAL
+        return TIE if is_near_tie(model, inputs, plain, tokens) else DIFFERENT
 
-@contextmanager
-def _watching(
-    target: Target, console: Console, title: str, *, streaming: bool
-) -> Iterator[Streamer | None]:
-    """Says on a terminal what runs, and with `streaming` shows its text as it comes.
-
-    Yields the streamer to generate with, if any. Draws four times a second, so that it costs the
-    run next to nothing; off a terminal it does nothing.
-    """
-    if not console.is_terminal:
-        yield None
-        return
-    tokens: list[int] = []
-
-    def render() -> Group:
-        return Group(Text(title, "bold"), Text(target.decode(list(tokens))))
-
-    with Live(
-        get_renderable=render,
-        console=console,
-        auto_refresh=streaming,
-        refresh_per_second=4,
-        transient=True,
-    ):
-        yield Streamer(tokens.extend) if streaming else None
+    verdicts = {
+        mode: max((verdict(run.tokens) for run in runs[mode]), key=(EQUAL, TIE, DIFFERENT).index)
+        for mode in (Mode.PROMPT_LOOKUP, Mode.FASTDRAFT)
+    }
+    return Comparison(request, inputs["input_ids"].shape[1], runs, verdicts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,24 +9,20 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import DraftBatch, DraftStats, Engine, hf
-from fastdraft.hf.interface import CACHE
-from fastdraft.replay.trace import Step, Trace, accepted_path, origin_of
+from fastdraft import DraftBatch, Engine, hf
+from fastdraft.replay.trace import Step, Trace, accepted_path, accepted_prefix, origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = [
-    "Difference",
     "Generation",
     "Mode",
-    "Streamer",
     "counting_forwards",
-    "explain_difference",
     "generate",
     "greedy_options",
+    "is_near_tie",
 ]
 
 PROMPT_LOOKUP_TOKENS = 10
@@ -51,14 +46,12 @@ class Generation:
         forwards: How often the target model ran, the prompt's forward included.
         seconds: Wall time from the prompt's tokens to the last new token.
         trace: With fastdraft, what happened at each step.
-        stats: With fastdraft, what the drafts were worth.
     """
 
     tokens: list[int]
     forwards: int
     seconds: float
     trace: Trace | None = None
-    stats: DraftStats | None = None
 
     @property
     def tokens_per_step(self) -> float:
@@ -69,23 +62,6 @@ class Generation:
     def tokens_per_second(self) -> float:
         """New tokens per second, the time of the prompt included."""
         return len(self.tokens) / self.seconds
-
-
-class Streamer(BaseStreamer):
-    """Passes new tokens to `on_tokens` as they come, in every mode alike."""
-
-    def __init__(self, on_tokens: Callable[[list[int]], object]) -> None:
-        self._on_tokens = on_tokens
-        self._prompt = True
-
-    def put(self, value: torch.Tensor) -> None:
-        """Takes what `generate` streams: first the prompt, then the new tokens."""
-        if not self._prompt:
-            self._on_tokens(value.flatten().tolist())
-        self._prompt = False
-
-    def end(self) -> None:
-        """Nothing waits for the end."""
 
 
 class RecordingEngine(Engine):
@@ -124,7 +100,6 @@ def generate(
     *,
     max_new_tokens: int,
     prediction: Sequence[int] | None = None,
-    streamer: Streamer | None = None,
 ) -> Generation:
     """Decodes one request greedily and measures it from outside, every mode alike.
 
@@ -134,22 +109,16 @@ def generate(
         inputs: `input_ids` (1, tokens) and `attention_mask` of the prompt.
         max_new_tokens: When to stop at the latest.
         prediction: Tokens expected in the output; only fastdraft can use them.
-        streamer: Receives the new tokens as they come.
     """
-    options = {
-        **inputs,
-        **greedy_options(model),
-        "max_new_tokens": max_new_tokens,
-        "streamer": streamer,
-    }
+    options = {**inputs, **greedy_options(model), "max_new_tokens": max_new_tokens}
     prompt_tokens = inputs["input_ids"].shape[1]
     drafter = RecordingEngine()
-    stats = None
     with counting_forwards(model) as forwards:
         started = time.perf_counter()
         if mode is Mode.FASTDRAFT:
-            output = hf.generate(model, drafter=drafter, prediction=prediction, **options)
-            sequences, stats = output.sequences, output.stats
+            sequences = hf.generate(
+                model, drafter=drafter, prediction=prediction, **options
+            ).sequences
         elif mode is Mode.PROMPT_LOOKUP:
             sequences = model.generate(prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS, **options)
         else:
@@ -161,7 +130,7 @@ def generate(
     if mode is Mode.FASTDRAFT:
         prompt = inputs["input_ids"][0].tolist()
         trace = Trace(mode.value, "", prompt, drafter.first_ids, None, drafter.steps)
-    return Generation(tokens, len(forwards), seconds, trace, stats)
+    return Generation(tokens, len(forwards), seconds, trace)
 
 
 def greedy_options(model: Any) -> dict[str, Any]:
@@ -189,57 +158,17 @@ def counting_forwards(model: Any) -> Iterator[list[None]]:
         hook.remove()
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How an output parts from plain decoding's, and whether rounding accounts for it.
-
-    Attributes:
-        position: The first new token that differs.
-        gap: How far the logit of a token of the output lies below the highest one, at most;
-            infinite when the output ends where decoding would have gone on.
-        noise: How far the lead of the most probable token over the next one moves between a forward
-            over one token and one over many, at most.
-    """
-
-    position: int
-    gap: float
-    noise: float
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether each token of the output is the most probable one, up to rounding."""
-        # The output comes from forwards of other widths than the two compared, so it may lie on the
-        # far side of one as the other does.
-        return self.gap <= 2 * self.noise
-
-
 @torch.inference_mode()
-def explain_difference(
-    model: Any, inputs: Any, expected: Sequence[int], tokens: Sequence[int], max_new_tokens: int
-) -> Difference | None:
-    """Judges the output `tokens` that should equal `expected`; `None` when it does.
-
-    Computes the logits behind every token of the output twice: as plain decoding does, one token
-    at a time, and in one forward over all of them. What the two differ by is the rounding noise of
-    this model on this machine, the measure of a near-tie. Costs a plain generation of the length.
-    """
-    if list(tokens) == list(expected):
-        return None
-    shorter = min(len(expected), len(tokens))
-    position = next((i for i in range(shorter) if expected[i] != tokens[i]), shorter)
-    eos = model.generation_config.eos_token_id
-    ends = len(tokens) == max_new_tokens or tokens[-1] in (eos if isinstance(eos, list) else [eos])
-    gap, noise = (0.0 if ends else math.inf), 0.0
+def is_near_tie(model: Any, inputs: Any, expected: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether rounding explains that `tokens` parts from `expected`: where it does, both tokens are
+    the most probable one, within the rounding of the model's type. What follows is not judged."""
+    at = accepted_prefix(expected, tokens)
+    if at in (len(expected), len(tokens)):
+        return False  # one ends where the other goes on
     prompt = inputs["input_ids"]
-    new = torch.tensor([list(tokens)], device=prompt.device)
-    at_once = model(torch.cat([prompt, new], dim=1), use_cache=False).logits[0]
-    output = model(prompt, use_cache=True)
-    for i, token in enumerate(tokens):
-        logits = output.logits[0, -1].float()
-        gap = max(gap, float(logits.max() - logits[token]))
-        first, second = logits.topk(2).indices
-        moved = logits - at_once[prompt.shape[1] - 1 + i]
-        noise = max(noise, float((moved[first] - moved[second]).abs()))
-        step = new[:, i : i + 1]
-        output = model(step, **{CACHE: output[CACHE]}, use_cache=True)
-    return Difference(position=position, gap=gap, noise=noise)
+    text = torch.cat(
+        [prompt, torch.tensor([expected[:at]], dtype=prompt.dtype, device=prompt.device)], 1
+    )
+    logits = model(text, use_cache=False).logits[0, -1]
+    rounding = 16 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    return float(logits.max() - logits[[expected[at], tokens[at]]].min()) <= rounding

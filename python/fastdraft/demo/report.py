@@ -37,16 +37,9 @@ def show(console: Console, target: Target, comparison: Comparison) -> None:
             f"{run.tokens_per_step:.2f}",
             f"{run.tokens_per_second:.1f}",
             _speedup(comparison, mode),
-            comparison.verdict(mode),
+            comparison.verdicts.get(mode, ""),
         )
     console.print(rows)
-    for mode, difference in comparison.differences.items():
-        if difference is not None:
-            console.print(
-                f"The output of {mode.value} differs from plain at token {difference.position}: "
-                f"its tokens lie up to {difference.gap:.2g} below the most probable, "
-                f"rounding moves such leads by {difference.noise:.2g}."
-            )
 
 
 def summarise(console: Console, comparisons: list[Comparison]) -> None:
@@ -58,7 +51,7 @@ def summarise(console: Console, comparisons: list[Comparison]) -> None:
             f"{comparison.median(mode).tokens_per_second:.1f} ({_speedup(comparison, mode)})"
             for mode in Mode
         ]
-        rows.add_row(comparison.request.name, *cells, comparison.verdict(Mode.FASTDRAFT))
+        rows.add_row(comparison.request.name, *cells, comparison.verdicts[Mode.FASTDRAFT])
     console.print(rows)
 
 
@@ -84,7 +77,7 @@ def as_json(target: Target, comparison: Comparison) -> dict[str, Any]:
             "speedup": comparison.speedup(mode)._asdict(),
         }
         if mode is not Mode.PLAIN:
-            modes[mode.name.lower()]["output"] = comparison.verdict(mode)
+            modes[mode.name.lower()]["output"] = comparison.verdicts[mode]
     trace = comparison.trace(target)
     stats = trace.stats
     return {

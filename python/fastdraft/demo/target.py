@@ -25,13 +25,11 @@ class Target:
         name: As the user knows it.
         model: The `PreTrainedModel`, in evaluation mode on its device.
         tokenizer: Its tokenizer.
-        raw: Whether prompts are given without the chat template.
     """
 
     name: str
     model: Any
     tokenizer: Any
-    raw: bool
 
     def encode(
         self,
@@ -49,7 +47,7 @@ class Target:
             TargetError: The prompt is empty, or too long for `max_new_tokens` more.
         """
         said = [*before, prompt]
-        template = not self.raw and self.tokenizer.chat_template
+        template = self.tokenizer.chat_template
         if template:
             roles = ("user", "assistant")
             text = self.tokenizer.apply_chat_template(
@@ -85,17 +83,13 @@ class Target:
         return text
 
 
-def load_target(
-    model: str | None, *, device: str | None, dtype: str, threads: int | None, raw: bool
-) -> Target:
+def load_target(model: str | None, *, device: str | None, dtype: str) -> Target:
     """Loads a model and its tokenizer, ready to decode.
 
     Args:
         model: A folder or a name on the Hugging Face hub; None for the demo model.
         device: Such as cpu or cuda:0; None for a GPU where there is one.
         dtype: Of the weights; auto is the checkpoint's own.
-        threads: CPU threads; None as torch chooses.
-        raw: Whether to give prompts without the chat template.
 
     Raises:
         DemoModelError: The demo model cannot be fetched.
@@ -108,8 +102,6 @@ def load_target(
     verbosity.set_verbosity_error()
     verbosity.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if threads is not None:
-        torch.set_num_threads(threads)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
@@ -130,5 +122,4 @@ def load_target(
         name=model or "SmolLM2-135M-Instruct",
         model=loaded.to(device).eval(),
         tokenizer=tokenizer,
-        raw=raw,
     )

@@ -7,7 +7,6 @@ another.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ _LIKELIEST = 8
 
 
 class _Emitted(NamedTuple):
-    """The tokens that the target emits in a step, and the logits that they were chosen from.
+    """The tokens that the target emits in a step.
 
     Token i of a row was chosen from the logits after its token `kept[row, i]` in the forward, after
     its token i where `kept` is None. The cache has to keep just these. `ended`: whether each row
@@ -47,17 +46,10 @@ class _Emitted(NamedTuple):
     """
 
     tokens: list[list[int]]
-    scores: torch.Tensor  # (draft tokens + rows, vocabulary)
-    logits: torch.Tensor
     kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
     ended: list[bool] | None = None
     logprobs: list[list[float]] | None = None
     raw_logprobs: list[list[float]] | None = None
-
-    def lines(self, offsets: NDArray[np.int32], slot: int, count: int) -> NDArray[np.int64]:
-        """The lines that the first `count` tokens of a row were chosen from."""
-        steps = np.arange(count) if self.kept is None else self.kept[slot, :count]
-        return int(offsets[slot]) + slot + steps
 
 
 @dataclass
@@ -76,7 +68,6 @@ class Decoding:
         cost: The measured time of the model's steps.
         padding: Fills the texts of rows that have ended, as plain decoding has it.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
-        keep_scores: Whether to keep the processed scores of every emitted token.
         keep_logits: Whether to keep its logits.
         keep_logprobs: Whether to keep its log-probabilities.
     """
@@ -92,8 +83,6 @@ class Decoding:
     cost: StepLatency
     padding: int
     streamer: Any
-    keep_scores: bool
-    keep_logits: bool
     keep_logprobs: bool
 
     def __post_init__(self) -> None:
@@ -119,7 +108,7 @@ class Decoding:
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
         nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
-        self._conclude(self._choose(first_logits, nothing), nothing.offsets)
+        self._conclude(self._choose(first_logits, nothing))
         while self._running:
             self._step()
 
@@ -151,7 +140,7 @@ class Decoding:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
             self.cost.observe(batch, width, step_latency.clock() - started)
-        self._conclude(emitted, drafts.offsets)
+        self._conclude(emitted)
 
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row."""
@@ -234,7 +223,8 @@ class Decoding:
         emitted = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
         if self.keep_logprobs and (self._along_path or self.processors):
             # Verification saw other logits than the model's own.
-            emitted = emitted._replace(raw_logprobs=_raw_logprobs(emitted, drafts.offsets))
+            raw_logprobs = _raw_logprobs(emitted, logits, drafts.first_lines)
+            emitted = emitted._replace(raw_logprobs=raw_logprobs)
         return emitted
 
     def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
@@ -242,10 +232,9 @@ class Decoding:
         scores = logits
         if self.processors:
             # A copy, since processors may write to what they are given.
-            scores = self.processors.at_positions(
-                logits.to(torch.float32, copy=True), functools.partial(self._positions, drafts)
-            )
-        elif self.keep_scores or logits.dtype == torch.float64:
+            scores = logits.to(torch.float32, copy=True)
+            scores = self.processors.at_positions(scores, self._positions(drafts))
+        elif logits.dtype == torch.float64:
             scores = logits.to(torch.float32)  # as plain decoding has them
         choice = self._verify(scores, drafts)
         if self._successors is not None and choice.likeliest is not None:
@@ -253,12 +242,7 @@ class Decoding:
             self._learn(drafts, choice.likeliest, choice.chances)
         kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
         return _Emitted(
-            choice.tokens,
-            scores,
-            logits,
-            kept,
-            logprobs=choice.logprobs,
-            raw_logprobs=choice.raw_logprobs,
+            choice.tokens, kept, logprobs=choice.logprobs, raw_logprobs=choice.raw_logprobs
         )
 
     def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
@@ -284,42 +268,36 @@ class Decoding:
         """`_choose` by processors and criteria that plain decoding would call once for each token.
 
         All rows go on by a token at a time, and so have texts of one length. The first that leaves
-        its draft or ends ends the step. One read for each token.
+        its draft or ends ends the step. One read for each token. A draft token that was drawn is
+        accepted where the target draws it too.
         """
         rows = self._running
-        firsts = drafts.first_lines
-        nodes = [-1] * len(rows)
+        firsts, nothing = drafts.first_lines, FlatDrafts.of_rows([RowDraft()] * len(rows))
+        nodes: list[Any] = [-1] * len(rows)
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         ended = [False] * len(rows)
-        kept = logits
         for depth in itertools.count():
             lines = firsts + 1 + np.array(nodes)
             scores = self._processed(lines_of(logits, lines), depth)
-            if self.keep_scores:
-                # Processors may return any type, and another one at times.
-                kind = torch.promote_types(kept.dtype, scores.dtype) if depth else scores.dtype
-                kept = kept.to(kind, copy=depth == 0)
-                kept[on_device(kept.device, lines)[0]] = scores.to(kind)
-            below, children = drafts.below(nodes)
-            # What a child's own scores are does not count yet.
-            again = np.repeat(np.arange(len(rows)), below.counts + 1)
-            choice = self._verify(lines_of(scores, again), below, depth)
+            choice = self._verify(scores, nothing, depth)
             for line, found in zip(logprobs, choice.logprobs or (), strict=False):
                 line.append(found[0])
             for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
                 emitted.append(chosen[0])
                 self._write([row.index], [self.length(row) + depth], [chosen[:1]])
             ended = self._ends_at(depth + 1, tokens)
-            if any(ended) or any(len(chosen) == 1 for chosen in choice.tokens):
+            nodes = [
+                drafts.child(row, node, emitted[-1])
+                for row, (node, emitted) in enumerate(zip(nodes, tokens, strict=True))
+            ]
+            if any(ended) or None in nodes:
                 break
-            taken = [0] * len(rows) if choice.paths is None else [path[0] for path in choice.paths]
-            nodes = [of_row[at] for of_row, at in zip(children, taken, strict=True)]
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
         moved = None if drafts.are_chains else _kept(paths, drafts.longest)
-        return _Emitted(tokens, kept, logits, moved, ended, logprobs)
+        return _Emitted(tokens, moved, ended, logprobs)
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind
@@ -372,7 +350,7 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = functools.partial(self._behind, [self.rows[row] for row in rows], tails, counts)
+        positions = self._behind([self.rows[row] for row in rows], tails, counts)
         # A copy, since processors may write to what they are given.
         scores = logits.to(torch.float32, copy=True)
         return self.warping(self.processors.at_positions(scores, positions))
@@ -397,7 +375,7 @@ class Decoding:
         starts = list(map(self.length, rows))
         return Positions(self.text, [row.index for row in rows], starts, tails, counts)
 
-    def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
+    def _conclude(self, emitted: _Emitted) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows = self._running
         indices = [row.index for row in rows]
@@ -413,8 +391,6 @@ class Decoding:
             [row.request for row in rows], np.array(token_ids, np.int32), np.array(starts, np.int32)
         )
 
-        if self.keep_scores or self.keep_logits:
-            self._keep_lines(emitted, offsets, counts)
         if emitted.raw_logprobs is not None:
             assert emitted.logprobs is not None
             for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
@@ -435,17 +411,6 @@ class Decoding:
             if staying:
                 self.target.keep(staying)
 
-    def _keep_lines(
-        self, emitted: _Emitted, offsets: NDArray[np.int32], counts: Sequence[int]
-    ) -> None:
-        """Keeps the scores and logits of the tokens that each row has emitted."""
-        for slot, (row, count) in enumerate(zip(self._running, counts, strict=True)):
-            (lines,) = on_device(emitted.scores.device, emitted.lines(offsets, slot, count))
-            if self.keep_scores:
-                row.scores.extend(self.warping(emitted.scores[lines].clone()))
-            if self.keep_logits:
-                row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
-
     def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""
         rows, criteria = self._running, self.criteria
@@ -460,7 +425,7 @@ class Decoding:
             ended.append(stop is not None)
         if criteria.read_text:
             tails = [tokens[:count] for tokens, count in zip(emitted.tokens, counts, strict=True)]
-            stops = iter(criteria.stops(self._behind(rows, tails, counts), emitted.logits.device))
+            stops = iter(criteria.stops(self._behind(rows, tails, counts), self.target.home))
             for slot, tail in enumerate(tails):
                 of_row = list(itertools.islice(stops, len(tail)))
                 if True in of_row:
@@ -490,17 +455,20 @@ def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
     return kept
 
 
-def _raw_logprobs(emitted: _Emitted, offsets: NDArray[np.int32]) -> list[list[float]]:
+def _raw_logprobs(
+    emitted: _Emitted, logits: torch.Tensor, firsts: NDArray[np.int64]
+) -> list[list[float]]:
     """The log-probabilities of emitted tokens under the model's own logits, where verification saw
-    others: of a token a row at a time, which takes as much memory as a step without drafts."""
+    others: of a token a row at a time, which takes as much memory as a step without drafts.
+    `firsts`: as `FlatDrafts.first_lines`."""
     logprobs: list[list[float]] = [[] for _ in emitted.tokens]
     for depth in range(max(map(len, emitted.tokens))):
         slots = [slot for slot, tokens in enumerate(emitted.tokens) if depth < len(tokens)]
-        lines = np.array([emitted.lines(offsets, slot, depth + 1)[depth] for slot in slots])
+        steps = depth if emitted.kept is None else emitted.kept[slots, depth]
         (chosen,) = on_device(
-            emitted.logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
+            logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
         )
-        scores = lines_of(emitted.logits, lines).to(torch.float32).log_softmax(-1)
+        scores = lines_of(logits, firsts[slots] + steps).to(torch.float32).log_softmax(-1)
         found = scores.gather(1, chosen[:, None])[:, 0].tolist()
         for slot, logprob in zip(slots, found, strict=True):
             logprobs[slot].append(logprob)

@@ -43,7 +43,8 @@ class Masks:
         needed: What the masks made here need and the model lacks; `None` where it takes them.
 
     Raises:
-        InvalidValueError: The rows need a mask and the model's attention takes none of this form.
+        InvalidValueError: The rows need a mask and the model's attention takes none of this form,
+            or a column is hidden behind one that may be seen.
     """
 
     def __init__(
@@ -59,8 +60,10 @@ class Masks:
         layer_types = getattr(config, "layer_types", None) or getattr(
             config, "attention_layers", None
         )
+        # Convolutions take no mask of these; of a tree's tokens they would see other branches.
+        self._has_convolutions = "conv" in (layer_types or ())
         if layer_types is not None:
-            kinds = sorted(set(layer_types))
+            kinds = sorted(set(layer_types) - {"conv"})
         elif window is not None:
             kinds = ["sliding_attention"]
         elif getattr(config, "attention_chunk_size", None) is not None:
@@ -83,19 +86,22 @@ class Masks:
         self._columns = torch.empty(0, dtype=torch.int64, device="cpu")
 
         self.visible = None if visible is None else visible.bool().numpy(force=True)
-        # How many columns at the front of each prompt are padding, and what is hidden behind them.
+        # How many columns at the front of each prompt are padding.
         self._padding = np.zeros(rows, np.int64)
-        self._holes: NDArray[np.bool_] | None = None
         if self.visible is not None:
             begun = np.cumsum(self.visible, 1) > 0
             self._padding = (~begun).sum(1)
             if not self.visible[begun].all():
-                self._holes = self.visible
+                row, column = np.argwhere(begun & ~self.visible)[0]
+                raise InvalidValueError(
+                    "attention_mask must hide padding at the front alone, got row "
+                    f"{row}, which hides column {column} behind others: pad on the left"
+                )
 
     @property
     def takes_trees(self) -> bool:
         """Whether the model's layers take the masks of trees."""
-        return self.needed is None
+        return self.needed is None and not self._has_convolutions
 
     def plan(
         self,
@@ -129,7 +135,6 @@ class Masks:
         width = depths.shape[1]
         starts = np.array(lengths)[:, None]
         padding = self._padding[list(rows)][:, None]
-        holes = None if self._holes is None else transfer.add(self._holes[list(rows), None, None])
         masks = []
         for window in self._windows.values():
             frame, near, oldest = _frame_of(window, frames, lengths, width), trees, padding
@@ -145,8 +150,6 @@ class Masks:
                 planned["oldest"] = transfer.add(oldest[:, None, :, None])
             if any(frame.firsts):
                 planned["firsts"] = transfer.add(np.array(frame.firsts)[:, None, None, None])
-            if holes is not None:
-                planned["holes"] = holes
             if near is not None:
                 slots = frame.columns_of(starts + np.arange(width))
                 planned["slots"] = transfer.add(slots[:, None, None])
@@ -161,7 +164,6 @@ class Masks:
         ends: _Sent,
         oldest: _Sent | None = None,
         firsts: _Sent | None = None,
-        holes: _Sent | None = None,
         slots: _Sent | None = None,
         near: _Sent | None = None,
     ) -> torch.Tensor:
@@ -172,7 +174,6 @@ class Masks:
             ends: (rows, 1, width or 1, 1): the cached tokens before these are seen,
             oldest: of the same shape, and from these on.
             firsts: (rows, 1, 1, 1), as in `Frame`.
-            holes: (rows, 1, 1, columns of the prompts), False where nobody may look.
             slots: (rows, 1, 1, width), the column of each new token.
             near: (rows, 1, width, width), which new token sees which.
         """
@@ -186,11 +187,6 @@ class Masks:
         seen: torch.Tensor = tokens < ends()
         if oldest is not None:
             seen = seen & (tokens >= oldest())
-        if holes is not None:
-            shown = holes().bool()
-            last = shown.shape[3] - 1
-            tokens = tokens.expand(len(seen), 1, 1, -1)
-            seen &= shown.gather(3, tokens.clamp(min=0, max=last)) | (tokens > last)
         if slots is not None and near is not None:
             shape = (-1, -1, near().shape[2], -1)
             seen = seen.expand(shape).scatter(3, slots().expand(shape), near().bool())
@@ -204,7 +200,10 @@ class Masks:
         """The masks of all kinds of layers, as a forward takes them."""
         if len(masks) == 1:
             return masks[0]
-        return dict(zip(self._windows, masks, strict=True))
+        of_kinds: dict[str, Any] = dict(zip(self._windows, masks, strict=True))
+        if self._has_convolutions:
+            of_kinds["conv"] = None
+        return of_kinds
 
 
 def _are_alike(lengths: Sequence[int], frames: Mapping[int | None, Frame]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,16 +15,14 @@ from fastdraft.hf.loop import Decoding
 from fastdraft.hf.positions import PositionCriteria
 from fastdraft.stats import AssistantStats
 
-__all__ = ["SpeculativeOutput", "by_step", "pad_token_id", "padded_sequences"]
+__all__ = ["SpeculativeOutput", "pad_token_id", "padded_sequences"]
 
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """What `generate` of transformers returns in a dict, and the statistics of the drafts.
 
-    `scores` and `logits` hold, where asked for, one tensor of shape (rows, vocabulary) for each new
-    token; zeros stand where a row had ended. `cache`, called `past_key_values` before transformers
-    5.24, is given for a single row.
+    `cache`, called `past_key_values` before transformers 5.24, is given for a single row.
 
     Attributes:
         logprobs: With `logprobs=True`, for each row of `sequences` the log-probabilities of its new
@@ -61,15 +58,3 @@ def padded_sequences(decoding: Decoding, padding: int) -> torch.Tensor:
     texts = [decoding.text[row.index, : decoding.length(row)] for row in decoding.rows]
     lines = [torch.from_numpy(text) for text in texts]
     return pad_sequence(lines, batch_first=True, padding_value=padding)
-
-
-def by_step(of_rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...] | None:
-    """One (rows, vocabulary) tensor for each new token, zeros where a row had ended."""
-    if not of_rows[0]:
-        return None
-    nothing = torch.zeros_like(of_rows[0][0])
-    longest = max(map(len, of_rows))
-    return tuple(
-        torch.stack([kept[step] if step < len(kept) else nothing for kept in of_rows])
-        for step in range(longest)
-    )

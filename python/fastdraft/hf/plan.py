@@ -28,7 +28,7 @@ from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
+from fastdraft.hf.output import SpeculativeOutput, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported, require_verifying
 from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
@@ -123,7 +123,6 @@ class Plan:
         self._model_kwargs, self._asked = model_kwargs, asked
         self._prepared = model_kwargs[CACHE]
         self._wants_dict = bool(config.return_dict_in_generate)
-        self._keep_scores = self._wants_dict and bool(config.output_scores)
 
         processors = LogitsProcessorList(
             Grammar.of(each, asked.tokenizer) or each for each in processors
@@ -180,7 +179,12 @@ class Plan:
             )
         else:
             new_tokens = config.max_length - self._input_ids.shape[1]
-            self._cache = RowCache(prepared, new_tokens=new_tokens)
+            text_config = model.config.get_text_config(decoder=True)
+            self._cache = RowCache(
+                prepared,
+                new_tokens=new_tokens,
+                layer_types=getattr(text_config, "layer_types", None),
+            )
         self._shares_keys = shares_keys(model)
 
     def _choose_drafter(self) -> None:
@@ -223,8 +227,6 @@ class Plan:
                 cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
                 streamer=streamer,
                 padding=self._padding,
-                keep_scores=self._keep_scores,
-                keep_logits=self._wants_dict and bool(self._config.output_logits),
                 keep_logprobs=self._asked.logprobs,
             )
             if self._models is not None:
@@ -321,8 +323,6 @@ class Plan:
         row_stats = [row.stats for row in rows if row.stats is not None]
         fields: dict[str, Any] = {
             "sequences": padded_sequences(decoding, self._padding).to(self._input_ids.device),
-            "scores": by_step([row.scores for row in rows]),
-            "logits": by_step([row.logits for row in rows]),
             CACHE: self._prepared if hands_cache_over else None,
             "logprobs": None,
             "raw_logprobs": None,

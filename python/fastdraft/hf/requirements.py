@@ -34,8 +34,8 @@ IMAGE_INPUTS: Final = frozenset(
         "token_type_ids",
     }
 )
-# What makes the mask of a window in transformers.
-_WINDOW_MASK: Final = "create_sliding_window_causal_mask"
+# What makes the masks of windows in transformers.
+_WINDOW_MASKS: Final = ("create_chunked_causal_mask", "create_sliding_window_causal_mask")
 # Models that take no several tokens behind a cache, or let a token see those behind it.
 _ONE_BY_ONE: Final = ("cpmant", "prophetnet")
 # Models that keep what they know of images in the key-value cache, where placeholders in the text
@@ -143,9 +143,12 @@ def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None
             f"fastdraft decodes by greedy search or sampling, got {mode.value}"
             + ("; choose what drafts with drafter=" if mode.value == "assisted_generation" else "")
         )
-    for option in ("output_attentions", "output_hidden_states"):
+    for option in ("output_attentions", "output_hidden_states", "output_logits", "output_scores"):
         if getattr(config, option):
-            raise InvalidValueError(f"{option} is not given by speculative decoding, got True")
+            raise InvalidValueError(
+                f"{option} is not given by speculative decoding, got True; logprobs=True gives the "
+                "log-probabilities of new tokens"
+            )
 
 
 def _require_positions(model: Any, config: GenerationConfig) -> None:
@@ -197,8 +200,8 @@ def _require_masked_windows(model: Any, cache: Cache, longest: int) -> None:
     ]
     widest = max(windows, default=longest)
     if longest > widest:
-        sources = {type(each).__module__ for each in model.modules()}
-        if not any(hasattr(sys.modules.get(source), _WINDOW_MASK) for source in sources):
+        sources = [sys.modules.get(type(each).__module__) for each in model.modules()]
+        if not any(hasattr(source, name) for source in sources for name in _WINDOW_MASKS):
             raise InvalidValueError(
                 f"model must mask what a sliding window hides, got {type(model).__name__}, which "
                 f"leaves that to the cache; keep max_length within {widest}, got {longest}"

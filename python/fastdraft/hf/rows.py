@@ -36,8 +36,6 @@ class Row:
         emitted: How many tokens it has grown by.
         last_token: The last of them.
         stats: What its drafts were worth, once it has ended.
-        scores: The processed scores of its emitted tokens, each (vocabulary,), when they are kept.
-        logits: The same before any processor.
         logprobs: The log-probabilities of its emitted tokens, when they are kept.
         raw_logprobs: The same before any processor.
     """
@@ -51,8 +49,6 @@ class Row:
     emitted: int = 0
     last_token: int = -1
     stats: DraftStats | None = None
-    scores: list[torch.Tensor] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     raw_logprobs: array[float] = field(default_factory=lambda: array("f"))
 

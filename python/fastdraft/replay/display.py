@@ -5,18 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,12 +17,12 @@ from fastdraft.replay.trace import DRAFT, TARGET
 
 __all__ = ["heading", "plain", "progress", "show_origins", "table", "waiting"]
 
-# A style where there are colours, brackets elsewhere; the colours of the page and the pictures.
+# A style where there are colours, told by more than the colour; brackets elsewhere.
 LOOKS = {
     TARGET: ("", "", ""),
     "context": ("black on green", "⟦", "⟧"),
-    "prediction": ("black on yellow", "«", "»"),
-    "datastore": ("black on cyan", "[", "]"),
+    "prediction": ("underline black on yellow", "«", "»"),
+    "datastore": ("italic black on cyan", "[", "]"),
     DRAFT: ("black on magenta", "{", "}"),
 }
 
@@ -58,19 +51,14 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
         yield advance
 
 
-@contextmanager
-def waiting(description: str) -> Iterator[None]:
+def waiting(description: str) -> AbstractContextManager[object]:
     """Shows on standard error that something takes its time: on a terminal until it is done."""
     # What runs meanwhile may redirect standard error.
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        console.print(description, highlight=False, soft_wrap=True)
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        bar.add_task(description, total=None)
-        yield
+    if console.is_terminal:
+        return console.status(description)
+    console.print(description, highlight=False, soft_wrap=True)
+    return nullcontext()
 
 
 def plain(text: str) -> str:
@@ -107,6 +95,7 @@ def show_origins(
     *,
     before: str = "",
     note: str = "",
+    most_lines: int | None = None,
 ) -> None:
     """Prints text with the look of each part's origin, and a legend.
 
@@ -116,6 +105,7 @@ def show_origins(
         counts: Tokens by origin, for the legend.
         before: Text that was given, not generated.
         note: The legend's end.
+        most_lines: Leaves out what is longer, and says so.
     """
     has_colours = console.color_system is not None
 
@@ -126,6 +116,11 @@ def show_origins(
     text = Text().append(plain(before), "dim")
     for origin, part in parts:
         append(text, plain(part), origin)
+    if most_lines is not None:
+        lines = text.wrap(console, console.width)
+        text = Text("\n").join(lines[:most_lines])
+        if len(lines) > most_lines:
+            text.append(f"\n... {len(lines) - most_lines:,} more lines", "dim")
     console.print(text)
     console.print()
     legend = Text("Tokens from: ")

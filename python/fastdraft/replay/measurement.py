@@ -92,18 +92,12 @@ def results_text(results: dict[str, Any]) -> str:
     What fits into `LINE_WIDTH` stands on one line. Floats keep `DIGITS` significant digits, or all
     those before the point.
     """
-    return _lines(_rounded(results), indent=1)
+    return _lines(json.loads(json.dumps(results), parse_float=_rounded), indent=1)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float) and value != 0 and math.isfinite(value):
-        digits = DIGITS - 1 - math.floor(math.log10(abs(value)))
-        return round(value, digits) if digits > 0 else round(value)
-    return value
+def _rounded(text: str) -> float:
+    value = float(text)
+    return round(value) if abs(value) >= 10**DIGITS else float(f"{value:.{DIGITS}g}")
 
 
 def _lines(value: Any, *, indent: int) -> str:
@@ -111,21 +105,11 @@ def _lines(value: Any, *, indent: int) -> str:
     if len(whole) + indent <= LINE_WIDTH or not isinstance(value, (dict, list)):
         return whole
     if isinstance(value, dict):
-        names = [f"{json.dumps(str(key))}: " for key in value]
+        opening, closing = "{}"
         items = [
-            name + _lines(each, indent=indent + 1)
-            for name, each in zip(names, value.values(), strict=True)
+            f"{json.dumps(key)}: {_lines(each, indent=indent + 1)}" for key, each in value.items()
         ]
     else:
+        opening, closing = "[]"
         items = [_lines(each, indent=indent + 1) for each in value]
-    children = value.values() if isinstance(value, dict) else value
-    are_rows = all(isinstance(each, (dict, list)) for each in children)
-    lines: list[str] = []
-    for item in items:
-        joined = f"{lines[-1]}, {item}" if lines else item
-        if lines and not are_rows and "\n" not in joined and len(joined) + indent < LINE_WIDTH:
-            lines[-1] = joined
-        else:
-            lines.append(item)
-    inner = (",\n" + " " * indent).join(lines)
-    return f"{{{inner}}}" if isinstance(value, dict) else f"[{inner}]"
+    return opening + (",\n" + " " * indent).join(items) + closing

@@ -19,7 +19,6 @@ Further fields are kept and not read. Importing this module needs numpy alone:
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import json
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fastdraft.errors import FastdraftError
 
@@ -106,36 +105,22 @@ class RecordWriter:
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")
 
-    def append(
-        self,
-        *,
-        prompt: str | None = None,
-        output: str | None = None,
-        prompt_ids: ArrayLike | None = None,
-        output_ids: ArrayLike | None = None,
-        reference: str | None = None,
-        reference_ids: ArrayLike | None = None,
-        **fields: Any,
-    ) -> None:
-        """Writes one record.
+    def append(self, **fields: Any) -> None:
+        """Writes one record; fields that are None are left out.
 
-        Text, token ids (a list or a row of integers) or both are taken, of prompt and output at
-        least one each. `fields` are written as they are: `id`, `session`, `model`, ...
+        Args:
+            fields: As the module describes them: `prompt` and `output` as text, `prompt_ids` and
+                `output_ids` as a list or a row of integers, or both; and whatever else.
 
         Raises:
             RecordError: This is no record; nothing was written.
             OSError: The file cannot be written.
         """
         record = {
-            **fields,
-            "prompt": prompt,
-            "output": output,
-            "prompt_ids": _as_list(prompt_ids),
-            "output_ids": _as_list(output_ids),
-            "reference": reference,
-            "reference_ids": _as_list(reference_ids),
+            name: np.asarray(value).tolist() if name.endswith("_ids") else value
+            for name, value in fields.items()
+            if value is not None
         }
-        record = {name: value for name, value in record.items() if value is not None}
         check_record(record, "this call")
         self._write(record)
 
@@ -324,8 +309,7 @@ class JsonLine(NamedTuple):
 
 
 def parse_lines(path: Path) -> Iterator[JsonLine]:
-    """The lines of a JSON lines file but for empty ones, or the items of an array in a JSON file.
-    Either may be packed with gzip or Zstandard.
+    """The lines of a JSON lines file but for empty ones. It may be packed with gzip or Zstandard.
 
     Raises:
         RecordError: The file cannot be read.
@@ -340,14 +324,11 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
                 zstd = zstd_module()
                 damage = (*damage, zstd.ZstdError)
                 unpacked = io.BufferedReader(zstd.ZstdFile(file))
-            kind, parts = "line", iter(unpacked)
-            if unpacked.peek(1)[:1] == b"[":
-                kind, parts = "item", _items(unpacked, path)
             at = 0
-            for number, line in enumerate(parts, 1):
+            for number, line in enumerate(unpacked, 1):
                 before, at = at, file.tell()
                 if line.strip():
-                    yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
+                    yield JsonLine(number, f"{path}, line {number}", line, at - before)
     except damage as error:
         reason = getattr(error, "strerror", None) or error
         raise RecordError(f"cannot read {path}: {reason}") from error
@@ -356,38 +337,6 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
 def zstd_module() -> Any:
     """The module that Python has from 3.14 on."""
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
-
-
-def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
-    """The items of a JSON array, read as far as they are needed."""
-    decoder = json.JSONDecoder()
-    text, at, size = "", 1, 1 << 20
-    reader = codecs.getreader("utf-8")(file)
-    try:
-        while more := reader.read(size):
-            text, at = text[at:] + more, 0 if text else 1
-            while (at := _between(text, at)) < len(text) and text[at] != "]":
-                try:
-                    _, end = decoder.raw_decode(text, at)
-                except json.JSONDecodeError:
-                    break
-                yield text[at:end].encode()
-                at, size = end, 1 << 20
-            # What is longer than a part is not read again for each part that it takes.
-            size = max(size, len(text) - at)
-    except RecursionError as error:
-        raise RecordError(f"{path} is no JSON array: nested too deeply") from error
-    except UnicodeError as error:
-        raise RecordError(f"{path} is no JSON array: {error}") from error
-    if not text[at:].startswith("]"):
-        raise RecordError(f"{path} is no JSON array: what begins at {short(text[at:])} has no end")
-
-
-def _between(text: str, at: int) -> int:
-    """Where the next item begins."""
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
 
 
 def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
@@ -491,10 +440,6 @@ def _cut(prompt: Any, span: Any, place: str) -> str:
             f"{len(prompt)} characters, got {short(span)}"
         )
     return prompt[span[0] : span[1]]
-
-
-def _as_list(ids: ArrayLike | None) -> Any:
-    return None if ids is None else np.asarray(ids).tolist()
 
 
 def short(value: Any) -> str:

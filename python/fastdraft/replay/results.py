@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from fastdraft.stats import DraftStats
 __all__ = [
     "FamilyResult",
     "ReplayResult",
+    "Table",
     "as_json",
-    "html_table",
+    "families_table",
     "resampled_speeds",
     "speed_of",
 ]
@@ -109,44 +110,74 @@ class ReplayResult:
         low, high = np.exp(np.percentile(logarithms / len(self.families), [2.5, 97.5]))
         return float(low), float(high)
 
+    @property
+    def title(self) -> str:
+        """What drafted, and how."""
+        shape = f"{self.drafter}, lookahead {self.lookahead}"
+        if self.tree_budget is not None:
+            shape += f", trees of up to {self.tree_budget}"
+        return shape if self.at_once == 1 else f"{shape}, {self.at_once} at once"
+
     def __repr__(self) -> str:
         return (
-            f"<ReplayResult of {_title(self.drafter, self.tree_budget)}, {len(self.families)} "
-            f"families, token cost {self.token_cost:g}: modelled speed {self.geometric_mean:.3f}, "
+            f"<ReplayResult of {self.title}, {len(self.families)} families, "
+            f"token cost {self.token_cost:g}: modelled speed {self.geometric_mean:.3f}, "
             f"worst {self.worst:.3f}>"
         )
 
     def _repr_html_(self) -> str:
-        heads = ("family", "requests", "steps", "tokens a step", "accepted", "modelled speed")
-        rows = [
+        return families_table([self]).html()
+
+
+class Table(NamedTuple):
+    """A table of texts, which a terminal and a page show alike."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    """What stands below."""
+
+    def html(self) -> str:
+        """As HTML; all texts are escaped."""
+
+        def cells(tag: str, values: Sequence[str]) -> str:
+            return f"<tr>{''.join(f'<{tag}>{escape(value)}</{tag}>' for value in values)}</tr>"
+
+        return (
+            f"<table><caption>{escape(self.title)}</caption><thead>{cells('th', self.heads)}"
+            f"</thead><tbody>{''.join(cells('td', row) for row in self.rows)}</tbody></table>"
+            f"<p>{escape(self.note)}</p>"
+        )
+
+
+def families_table(results: Sequence[ReplayResult]) -> Table:
+    """What was counted in each family, and the speed at each cost of a run."""
+    first = results[0]
+    costs = [f"{each.token_cost:g}" for each in results]
+    rows = []
+    for name, family in first.families.items():
+        stats = family.stats
+        rows.append(
             (
                 name,
-                f"{each.requests:,}",
-                f"{each.stats.steps:,}",
-                f"{each.stats.mean_accepted_tokens:.2f}",
-                f"{each.stats.acceptance_rate:.0%}",
-                f"{each.speed(self.token_cost):.3f}",
+                f"{family.requests:,}",
+                f"{stats.steps:,}",
+                f"{stats.mean_accepted_tokens:.2f}",
+                f"{stats.drafted / max(1, stats.steps):.2f}",
+                f"{stats.acceptance_rate:.0%}",
+                *(f"{each.speeds[name]:.3f}" for each in results),
+                *(f"{time / 1e3:.2f}" for time in family.propose_ns),
+                *(f"{time:.0f}" for time in family.observe_ns),
+                "" if family.num_bytes is None else f"{family.num_bytes / 1e6:.1f}",
             )
-            for name, each in self.families.items()
-        ]
-        title = (
-            f"{_title(self.drafter, self.tree_budget)}, token cost {self.token_cost:g}: modelled "
-            f"speed {self.geometric_mean:.3f}, worst {self.worst:.3f}"
         )
-        return html_table(heads, rows, caption=title)
-
-
-def html_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str | None = None
-) -> str:
-    """A table of HTML; all texts are escaped."""
-
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(value)}</{tag}>' for value in values)}</tr>"
-
-    body = "".join(cells("td", row) for row in rows)
-    above = "" if caption is None else f"<caption>{escape(caption)}</caption>"
-    return f"<table>{above}<thead>{cells('th', heads)}</thead><tbody>{body}</tbody></table>"
+    heads = (
+        *("family", "re-\nquests", "\nsteps", "tokens\na step", "drafted\na step", "accep-\nted"),
+        *(f"speed\nat {cost}" for cost in costs),
+        *("propose\nus p50", "\np99", "observe\nns p50", "\np99", "\nMB"),
+    )
+    return Table(f"{first.title}, token cost {', '.join(costs)}", heads, rows)
 
 
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
@@ -202,8 +233,3 @@ def resampled_speeds(
     speeds = np.ones(len(drawn))
     np.divide(emitted, time, out=speeds, where=time > 0)
     return speeds
-
-
-def _title(drafter: str, tree_budget: int | None) -> str:
-    name = "fastdraft" if drafter == "default" else drafter
-    return name if tree_budget is None else f"{name}, trees of {tree_budget}"

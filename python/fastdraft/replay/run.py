@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,9 @@ def replay(
     """
     traced = traced or {}
 
-    def on_cluster(
+    def replayed(
         task: tuple[Setting, Sequence[Record], AbstractSet[str]],
+        on_request: Callable[[int], object] | None = None,
     ) -> Iterator[tuple[FamilyResult, list[Trace]]]:
         setting, records, ids = task
         traces: list[Trace] = []
@@ -72,46 +74,33 @@ def replay(
             records,
             at_once=at_once,
             prediction=prediction,
+            on_request=on_request,
             traced=ids,
             on_trace=traces.append,
         )
         yield result, traces
 
-    tasks = (
+    tasks = [
         (setting, records, traced.get(name, frozenset()))
         for setting in settings
         for name, records in families.items()
-    )
-    done = iter(()) if cluster is None else cluster.run(on_cluster, tasks)
+    ]
+    coming = iter(tasks)
+    done = None if cluster is None else cluster.run(replayed, coming)
     results = []
     for setting in settings:
         found: dict[str, FamilyResult] = {}
         for name, records in families.items():
-
-            def report(tokens: int, title: str = f"{setting.title}: {name}") -> None:
-                if on_request is not None:
-                    on_request(title, tokens)
-
-            def follow(trace: Trace, title: str = setting.title, family: str = name) -> None:
-                if on_trace is not None:
-                    on_trace(replace(trace, title=f"{family}, {title}", decode=decode))
-
+            report = partial(on_request or (lambda *_: None), f"{setting.title}: {name}")
             report(0)
-            if cluster is None:
-                found[name] = replay_family(
-                    setting.start(records),
-                    records,
-                    at_once=at_once,
-                    prediction=prediction,
-                    on_request=report,
-                    traced=traced.get(name, frozenset()),
-                    on_trace=follow,
-                )
-                continue
-            found[name], traces = next(done)
-            report(sum(len(each.output_ids) for each in records))
+            if done is None:
+                found[name], traces = next(replayed(next(coming), report))
+            else:
+                found[name], traces = next(done)
+                report(sum(len(each.output_ids) for each in records))
             for trace in traces:
-                follow(trace)
+                if on_trace is not None:
+                    on_trace(replace(trace, title=f"{name}, {setting.title}", decode=decode))
         results += [
             ReplayResult(
                 setting.drafter, cost, setting.lookahead, setting.tree_budget, at_once, found

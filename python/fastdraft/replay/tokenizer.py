@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,22 +19,6 @@ class TokenizerError(FastdraftError):
     """A tokenizer that cannot be loaded."""
 
 
-@cache
-def _import_renderer() -> Callable[..., Any]:
-    """transformers' renderer of chat templates, imported without its advice to install PyTorch."""
-    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-    return render_jinja_template
-
-
 class TextTokenizer:
     """A tokenizer of the library tokenizers, loaded when it is needed first. PyTorch is not needed.
 
@@ -49,36 +32,28 @@ class TextTokenizer:
         self._load = cache(self._loaded)
 
     @cached_property
-    def _path(self) -> Path | str:
-        return self._named() if callable(self._named) else self._named
-
-    def _file(self, name: str) -> Path | None:
-        """A file of the tokenizer; None where it has none of this name."""
-        path = Path(self._path)
-        if path.exists():
-            file = path / name if path.is_dir() else path.parent / name
-            return file if file.exists() else None
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+    def _path(self) -> Path:
+        """The file, or the folder where it and those beside it lie."""
+        named = self._named() if callable(self._named) else self._named
+        if Path(named).exists():
+            return Path(named)
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
 
         try:
-            return Path(hf_hub_download(str(self._path), name))
-        except EntryNotFoundError:
-            return None
+            return Path(snapshot_download(str(named), allow_patterns=["tokenizer*", "chat_*"]))
         except (OSError, HFValidationError, RuntimeError) as error:
             reason = " ".join(str(error).split())
-            raise TokenizerError(f"cannot load {str(path)!r} as a tokenizer: {reason}") from error
+            raise TokenizerError(f"cannot load {str(named)!r} as a tokenizer: {reason}") from error
 
     def _loaded(self) -> Any:
         from tokenizers import Tokenizer
 
-        path = Path(self._path)
-        file = path if path.is_file() else self._file("tokenizer.json")
+        file = self._path / "tokenizer.json" if self._path.is_dir() else self._path
         try:
-            tokenizer = Tokenizer.from_file(str(file or path / "tokenizer.json"))
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # The library raises nothing narrower.
-            name = file or path / "tokenizer.json"
-            raise TokenizerError(f"cannot load {name} as a tokenizer: {error}") from error
+            raise TokenizerError(f"cannot load {file} as a tokenizer: {error}") from error
         # Truncation and padding in the file are meant for a model's batches.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -110,10 +85,13 @@ class TextTokenizer:
     @cached_property
     def _chat_template(self) -> tuple[str, dict[str, Any]]:
         """The chat template, and the special tokens that it may name."""
-        file = self._file("tokenizer_config.json")
-        config = {} if file is None else json.loads(file.read_text("utf-8"))
-        file = self._file("chat_template.jinja")
-        template = config.get("chat_template") if file is None else file.read_text("utf-8")
+        folder = self._path if self._path.is_dir() else self._path.parent
+        config, template = {}, None
+        if (folder / "tokenizer_config.json").exists():
+            config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+            template = config.get("chat_template")
+        if (folder / "chat_template.jinja").exists():
+            template = (folder / "chat_template.jinja").read_text("utf-8")
         if isinstance(template, list):  # of several, by name
             named = {each["name"]: each["template"] for each in template}
             template = named.get("default")
@@ -130,7 +108,8 @@ class TextTokenizer:
         The end that the template puts after an answer is cut off. Raises RecordError and
         TokenizerError.
         """
-        render_jinja_template = _import_renderer()
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         template, tokens = self._chat_template
         messages = [_plain(message) for message in messages]
         answer = _plain(answer)
