@@ -14,18 +14,8 @@ import torch
 from assistants import bent
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.verification import (
-    compaction_indices,
-    tree_attention_mask,
-    tree_depths,
-    verify_greedy,
-    verify_rejection,
-    verify_sampled,
-)
 from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
 from watches import Recorder
-
-VOCABULARY = 80
 
 
 def _elsewhere(call: Callable[[], Any]) -> Any:
@@ -38,50 +28,6 @@ def _assert_same(call: Callable[[], list[torch.Tensor | None]]) -> None:
     assert any(tensor is not None for tensor in expected)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
-
-
-PARENTS = torch.tensor([-1, -1, 1, -1, 0])
-OFFSETS = torch.tensor([0, 3, 5])
-
-
-@pytest.mark.parametrize("parents", [None, PARENTS], ids=["chains", "trees"])
-@pytest.mark.parametrize("verb", ["greedy", "sampled", "rejection"])
-def test_verification(verb: str, parents: torch.Tensor | None) -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(7, VOCABULARY)
-    draft_ids = torch.tensor([3, 5, 7, 11, 13])
-    logits[0, 5] = logits[1, 7] = logits[4, 11] = 9.0
-    allowed = torch.full((7, 3), -1, dtype=torch.int32)
-    seeds, positions = torch.tensor([1, 2]), torch.tensor([30, 40])
-    distributions = torch.randn(5, VOCABULARY)
-
-    def call() -> list[torch.Tensor | None]:
-        options: dict[str, Any] = {"allowed": allowed, "logprobs": True, "raw_logprobs": True}
-        drawn: dict[str, Any] = {"seeds": seeds, "positions": positions}
-        drawn |= {"temperature": 0.7, "top_k": 20}
-        operands = logits, draft_ids, OFFSETS
-        if verb == "greedy":
-            verified = verify_greedy(*operands, parents=parents, **options)
-        elif verb == "sampled":
-            verified = verify_sampled(*operands, parents=parents, top_p=0.9, **drawn, **options)
-        else:
-            drawn["draft_logits"] = distributions
-            verified = verify_rejection(*operands, min_p=0.01, **drawn, **options)
-        return [
-            verified.token_ids,
-            verified.lengths,
-            verified.status,
-            verified.path,
-            verified.logprobs,
-            verified.raw_logprobs,
-            compaction_indices(verified.path),
-        ]
-
-    _assert_same(call)
-
-
-def test_layout_of_trees() -> None:
-    _assert_same(lambda: [tree_depths(PARENTS, OFFSETS), tree_attention_mask(PARENTS, OFFSETS)])
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -116,6 +62,7 @@ def test_generate(drafts: str, do_sample: bool, rows: int) -> None:
             drafter=drafter,
             prediction=[edited(truth) for truth in truths] if drafts == "chains" else None,
             streamer=said if rows == 1 else None,
+            logprobs=True,
         )
         if rows == 1:
             prompt, *tokens, _ = said.calls

@@ -18,7 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, Source, hf
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Source, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.interface import CACHE
@@ -281,15 +281,6 @@ def test_the_models_own_generation_config_counts() -> None:
     assert found.expected.shape[1] == 37
 
 
-def test_an_engine_serves_several_generations(model: Any) -> None:
-    engine = Engine(DraftConfig(lookahead=4))
-    inputs = repetitive_batch(3)
-    for _ in range(2):
-        output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=8, drafter=engine)
-        expected = model.generate(**inputs, do_sample=False, max_new_tokens=8)
-        assert torch.equal(output.sequences, expected)
-
-
 def test_the_engine_of_a_configuration_learns_on(model: Any) -> None:
     inputs = repetitive_batch(1)
     predictions = _prediction(model, inputs)
@@ -401,6 +392,23 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
         hf.generate(model, **inputs, max_new_tokens=4, **{CACHE: cache})
 
 
+def test_batches_of_models_that_take_no_positions_are_refused() -> None:
+    config = transformers.BartConfig(
+        vocab_size=97,
+        d_model=16,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=16,
+        is_encoder_decoder=False,
+    )
+    model = transformers.BartForCausalLM(config).eval()
+    ids = torch.tensor([[3, 4, 5]])
+    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
+    assert_decodes(model, {"input_ids": ids}, exact=True, **options)
+    with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
+        hf.generate(model, ids.repeat(2, 1), **options)
+
+
 def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:
     model = tiny_model("llama")
     model.config.rope_parameters = {
@@ -422,14 +430,6 @@ def test_attention_that_takes_no_mask_is_refused_for_batches(model: Any) -> None
             hf.generate(model, **inputs, max_new_tokens=4)
     finally:
         model.config._attn_implementation = before
-
-
-def test_the_engines_batch_is_what_the_protocol_says() -> None:
-    engine = Engine()
-    request = engine.add_request([5, 6, 7, 5, 6])
-    batch = engine.propose_batch([request], limits=np.array([2], np.int32))
-    assert isinstance(batch, DraftBatch)
-    assert batch.offsets.tolist() == [0, len(batch.token_ids)]
 
 
 def test_an_engine_remembers_earlier_requests_in_its_datastore() -> None:

@@ -63,7 +63,7 @@ class _Operations(TorchDispatchMode):
     [
         (1, "chains", {}, 1),
         (1, "trees", {}, 11),
-        (1, "chains", PROCESSED, 58),
+        (1, "chains", PROCESSED, 64),
         (1, "chains", {"cache_implementation": "static"}, 3),
         (4, "chains", {}, 7),
         (4, "trees", {}, 12),

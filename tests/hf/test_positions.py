@@ -118,9 +118,6 @@ def _subclass(parent: type[LogitsProcessor], *arguments: Any) -> LogitsProcessor
 
 OWN = [
     _subclass(stock.TemperatureLogitsWarper, 0.7),
-    _subclass(stock.TopKLogitsWarper, 60),
-    _subclass(stock.LogitNormalization),
-    _subclass(stock.InfNanRemoveLogitsProcessor),
     _subclass(stock.SuppressTokensLogitsProcessor, [5, 6]),
 ]
 
@@ -131,23 +128,6 @@ def test_a_subclass_of_a_stock_processor_is_given_the_text(
     model: Any, processor: LogitsProcessor, rows: int
 ) -> None:
     _check(model, rows, logits_processor=LogitsProcessorList([processor]))
-
-
-class _ByRow(stock.NoRepeatNGramLogitsProcessor):
-    """Bans a token of each row's own."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = super().__call__(input_ids, scores)
-        for row, line in enumerate(scores):
-            line[row * 7 + input_ids[row, -1] % 5 :: 9] -= 1.0
-        return scores
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_subclass_of_a_stock_processor_may_look_at_the_index_of_a_row(
-    model: Any, rows: int
-) -> None:
-    _check(model, rows, logits_processor=LogitsProcessorList([_ByRow(4)]))
 
 
 class _Returns(LogitsProcessor):
@@ -166,33 +146,17 @@ class _Returns(LogitsProcessor):
                 best = scores.argmax(-1, keepdim=True)
                 first = torch.zeros_like(best)
                 return scores.scatter(1, first, scores.gather(1, best) + 1e-10 * (last % 2 - 0.5))
-            case "float64 at times":
-                return scores.double() if int(last[0]) % 2 else scores
             case "float16":
                 return scores.half()
-            case "bfloat16":
-                return scores.bfloat16()
             case "strided":
                 return scores.t().contiguous().t()
-            case "view":
-                return torch.cat([scores, scores], -1)[:, : scores.shape[1]]
         raise AssertionError(self.form)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    "form", ["float64", "float64 at times", "float16", "bfloat16", "strided", "view"]
-)
+@pytest.mark.parametrize("form", ["float64", "float16", "strided"])
 def test_processors_return_scores_of_any_type_and_form(model: Any, form: str, rows: int) -> None:
     _check(model, rows, logits_processor=LogitsProcessorList([_Returns(form)]))
-
-
-@pytest.mark.parametrize("form", ["float64", "float16", "strided"])
-def test_trees_take_scores_of_any_type_and_form(model: Any, form: str) -> None:
-    processors = LogitsProcessorList([_Returns(form)])
-    options = {**OPTIONS, "logits_processor": processors}
-    forester = assert_decodes(model, repetitive_batch(2), "trees", exact=True, **options).drafter
-    assert forester.moved > 0
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -206,10 +170,6 @@ def test_draft_models_take_scores_of_any_type(model: Any, form: str, sampled: bo
     assert output.stats.accepted > 0
     if not sampled:
         assert torch.equal(output.sequences, model.generate(**inputs, **options))
-
-
-def _wrong_at_times(said: list[list[int]]) -> list[list[int]]:
-    return [edited(torch.tensor(row)) for row in said]
 
 
 class _Trie:
@@ -246,7 +206,7 @@ def test_a_trie_is_asked_about_its_own_text_alone(model: Any, drafts: str, rows:
     more: dict[str, Any] = {
         "chains": {
             "drafter": Generous(),
-            "prediction": _wrong_at_times(said),
+            "prediction": [edited(torch.tensor(row)) for row in said],
         },
         "trees": {"drafter": Forester(said)},
     }.get(drafts, {"drafter": AssistantModel(model, schedule="constant", lookup=None), "seed": 1})
@@ -297,10 +257,8 @@ def test_what_is_not_known_is_called_as_in_plain_decoding(
 
     expected = model.generate(**inputs, **with_(plain))
     said = expected[:, 30:].tolist()
-    more: dict[str, Any] = {
-        "drafter": Generous(),
-        "prediction": _wrong_at_times(said),
-    }
+    prediction = [edited(torch.tensor(row)) for row in said]
+    more: dict[str, Any] = {"drafter": Generous(), "prediction": prediction}
     if drafts == "trees":
         more = {"drafter": Forester(said)}
     output = hf.generate(model, **inputs, **with_(ours), **more)

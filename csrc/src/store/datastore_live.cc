@@ -652,6 +652,8 @@ void LiveDatastore::note(Samples::Prompt prompt, std::int64_t size) noexcept {
   try {
     samples_.add({log_.end(), static_cast<std::int32_t>(size), prompt});
   } catch (const std::bad_alloc&) {
+    log_.refund(kMost);
+    return;
   }
   log_.refund(held + kMost - samples_.bytes());
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -145,27 +145,11 @@ class FlatDrafts:
                 row[index + 1] |= row[parent + 1]
         return sees
 
-    def below(self, nodes: Sequence[int]) -> tuple[FlatDrafts, list[list[int]]]:
-        """The children of one node of each row, as drafts of one token each, or of siblings.
-
-        Args:
-            nodes: Draft tokens as indices within their drafts, -1 for the text's last token.
-
-        Returns:
-            The drafts, and for each row which of its draft tokens they are.
-        """
-        children = [
-            [at for at, parent in enumerate(parents) if parent == node]
-            for node, parents in zip(nodes, self.parents_by_row, strict=True)
-        ]
-        chosen = np.zeros(len(self.parents), dtype=bool)
-        for start, of_row in zip(self.offsets.tolist(), children, strict=False):
-            chosen[[start + at for at in of_row]] = True
-        logits = {
-            row: each[children[row]] for row, each in self.draft_logits.items() if children[row]
-        }
-        level = self._chosen(chosen, np.array(list(map(len, children))), logits)
-        return replace(level, parents=np.full(len(level.token_ids), -1, np.int32)), children
+    def child(self, row: int, node: int, token: int) -> int | None:
+        """The first child of a row's draft token with this token, as indices within the draft; None
+        for none. Those of -1 follow the text."""
+        pairs = zip(self.parents_by_row[row], self.by_row[row], strict=True)
+        return next((at for at, pair in enumerate(pairs) if pair == (node, token)), None)
 
     def best_chains(self) -> FlatDrafts:
         """The chain in each draft that promises most accepted tokens.
@@ -185,18 +169,10 @@ class FlatDrafts:
         chain = sees[np.arange(len(best)), best] & used
         counts = chain.sum(1)
         logits = {row: each[: counts[row]] for row, each in self.draft_logits.items()}
-        chosen = self._chosen(chain[used], counts, logits)
-        steps = np.arange(-1, len(chosen.token_ids) - 1, dtype=np.int32)
-        return replace(chosen, parents=steps - np.repeat(chosen.offsets[:-1], counts))
-
-    def _chosen(
-        self, chosen: NDArray[np.bool_], counts: NDArray[Any], logits: dict[int, torch.Tensor]
-    ) -> FlatDrafts:
-        """Some of the tokens, `counts` of each row."""
+        tokens = chain[used]
+        offsets = np.cumsum([0, *counts], dtype=np.int32)
+        steps = np.arange(-1, offsets[-1] - 1, dtype=np.int32)
+        parents = steps - np.repeat(offsets[:-1], counts)
         return FlatDrafts(
-            self.token_ids[chosen],
-            self.parents[chosen],
-            self.probabilities[chosen],
-            np.cumsum([0, *counts], dtype=np.int32),
-            logits,
+            self.token_ids[tokens], parents, self.probabilities[tokens], offsets, logits
         )

@@ -7,7 +7,6 @@ another.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -97,7 +96,7 @@ class Decoding:
         # Whose forced text is offered: of one grammar, since a step takes one offer of a kind.
         takes_offers = isinstance(self.drafter, Engine) and self.drafter.config.takes_offers
         self._grammar = self.processors.grammar if takes_offers else None
-        if isinstance(self.drafter, Engine) and self.target.masks.takes_trees:
+        if isinstance(self.drafter, Engine) and self.target.takes_trees:
             self._tree_budget = self.drafter.config.tree_budget
             if self._tree_budget is not None:
                 self._successors = Successors()
@@ -121,6 +120,10 @@ class Decoding:
         longest = drafts.longest
         # A wider forward can be the faster one; its further tokens are padding.
         width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
+        if self.target.first_positions is None:
+            # Padding takes places of its own.
+            width = min(width, *(1 + row.room for row in rows))
+        width = max(width, longest + 1)
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
@@ -166,7 +169,7 @@ class Decoding:
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = FlatDrafts.of_batch(batch)
         # Where some were drawn, all are verified as chains.
-        takes_trees = self.target.masks.takes_trees and not drafts.draft_logits
+        takes_trees = self.target.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
 
     def _forced(self) -> Offers | None:
@@ -229,9 +232,8 @@ class Decoding:
         scores = logits
         if self.processors:
             # A copy, since processors may write to what they are given.
-            scores = self.processors.at_positions(
-                logits.to(torch.float32, copy=True), functools.partial(self._positions, drafts)
-            )
+            scores = logits.to(torch.float32, copy=True)
+            scores = self.processors.at_positions(scores, self._positions(drafts))
         elif logits.dtype == torch.float64:
             scores = logits.to(torch.float32)  # as plain decoding has them
         choice = self._verify(scores, drafts)
@@ -266,11 +268,12 @@ class Decoding:
         """`_choose` by processors and criteria that plain decoding would call once for each token.
 
         All rows go on by a token at a time, and so have texts of one length. The first that leaves
-        its draft or ends ends the step. One read for each token.
+        its draft or ends ends the step. One read for each token. A draft token that was drawn is
+        accepted where the target draws it too.
         """
         rows = self._running
-        firsts = drafts.first_lines
-        nodes = [-1] * len(rows)
+        firsts, nothing = drafts.first_lines, FlatDrafts.of_rows([RowDraft()] * len(rows))
+        nodes: list[Any] = [-1] * len(rows)
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
@@ -278,20 +281,19 @@ class Decoding:
         for depth in itertools.count():
             lines = firsts + 1 + np.array(nodes)
             scores = self._processed(lines_of(logits, lines), depth)
-            below, children = drafts.below(nodes)
-            # What a child's own scores are does not count yet.
-            again = np.repeat(np.arange(len(rows)), below.counts + 1)
-            choice = self._verify(lines_of(scores, again), below, depth)
+            choice = self._verify(scores, nothing, depth)
             for line, found in zip(logprobs, choice.logprobs or (), strict=False):
                 line.append(found[0])
             for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
                 emitted.append(chosen[0])
                 self._write([row.index], [self.length(row) + depth], [chosen[:1]])
             ended = self._ends_at(depth + 1, tokens)
-            if any(ended) or any(len(chosen) == 1 for chosen in choice.tokens):
+            nodes = [
+                drafts.child(row, node, emitted[-1])
+                for row, (node, emitted) in enumerate(zip(nodes, tokens, strict=True))
+            ]
+            if any(ended) or None in nodes:
                 break
-            taken = [0] * len(rows) if choice.paths is None else [path[0] for path in choice.paths]
-            nodes = [of_row[at] for of_row, at in zip(children, taken, strict=True)]
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
         moved = None if drafts.are_chains else _kept(paths, drafts.longest)
@@ -348,7 +350,7 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = functools.partial(self._behind, [self.rows[row] for row in rows], tails, counts)
+        positions = self._behind([self.rows[row] for row in rows], tails, counts)
         # A copy, since processors may write to what they are given.
         scores = logits.to(torch.float32, copy=True)
         return self.warping(self.processors.at_positions(scores, positions))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,33 +43,31 @@ from fastdraft.kernels.operands import Warpers
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
 
-# These read the scores alone, so one call takes all positions. What a class of the caller's reads
-# is not known, whatever it inherits from: types are compared, here and below.
-_WITHOUT_TEXT = (
+# These treat each text alike, whichever row of the batch it is, and remember nothing. What a class
+# of the caller's reads is not known, whatever it inherits from: types are compared, here and below.
+_KNOWN = (
     processors.EpsilonLogitsWarper,
     processors.EtaLogitsWarper,
-    processors.InfNanRemoveLogitsProcessor,
-    processors.LogitNormalization,
-    processors.MinPLogitsWarper,
-    processors.SuppressTokensLogitsProcessor,
-    processors.TemperatureLogitsWarper,
-    processors.TopKLogitsWarper,
-    processors.TopPLogitsWarper,
-    processors.TypicalLogitsWarper,
-)
-# These treat each text alike, whichever row of the batch it is, and remember nothing.
-_OF_TEXT = (
     processors.ExponentialDecayLengthPenalty,
     processors.ForcedBOSTokenLogitsProcessor,
     processors.ForcedEOSTokenLogitsProcessor,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
     processors.MinLengthLogitsProcessor,
     processors.MinNewTokensLengthLogitsProcessor,
+    processors.MinPLogitsWarper,
     processors.NoBadWordsLogitsProcessor,
     processors.NoRepeatNGramLogitsProcessor,
     processors.RepetitionPenaltyLogitsProcessor,
     processors.SequenceBiasLogitsProcessor,
     processors.SuppressTokensAtBeginLogitsProcessor,
+    processors.SuppressTokensLogitsProcessor,
+    processors.TemperatureLogitsWarper,
+    processors.TopKLogitsWarper,
+    processors.TopPLogitsWarper,
+    processors.TypicalLogitsWarper,
     processors.WatermarkLogitsProcessor,
+    Grammar,
 )
 
 
@@ -188,7 +186,7 @@ class PositionProcessors:
 
     def __init__(self, processors: LogitsProcessorList, *, rows: int, columns: int) -> None:
         self._all = processors
-        self._known = [each for each in processors if _is_known(each)]
+        self._known = [each for each in processors if type(each) in _KNOWN]
         self.along_path = len(self._known) < len(processors)
         grammars = [each for each in processors if isinstance(each, Grammar)]
         self.grammar = grammars[0] if grammars else None
@@ -203,40 +201,18 @@ class PositionProcessors:
         processed: torch.Tensor = self._all(text, scores)
         return processed
 
-    def at_positions(
-        self, scores: torch.Tensor, positions: Callable[[], Positions]
-    ) -> torch.Tensor:
-        """The scores (positions, vocabulary) after the known processors.
-
-        Args:
-            scores: May be written to.
-            positions: Makes the positions, for processors that read them.
-        """
-        made: Positions | None = None
-        for kind, run in itertools.groupby(self._known, _reads):
-            together = list(run)
-            if kind is None:
-                scores = LogitsProcessorList(together)(_no_text(scores), scores)
-                continue
-            made = made or positions()
-            if kind is Grammar:
-                for grammar in together:
-                    scores = grammar.masked(scores, made.texts())
+    def at_positions(self, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """The scores (positions, vocabulary) after the known processors; `scores` may be written
+        to."""
+        for is_grammar, run in itertools.groupby(
+            self._known, lambda each: isinstance(each, Grammar)
+        ):
+            if is_grammar:
+                for grammar in run:
+                    scores = grammar.masked(scores, positions.texts())
             else:
-                scores = _by_length(together, made, scores)
+                scores = _by_length(list(run), positions, scores)
         return scores
-
-
-def _is_known(processor: Any) -> bool:
-    """Whether it is a function of one row's text and scores."""
-    return type(processor) in (*_WITHOUT_TEXT, *_OF_TEXT, Grammar)
-
-
-def _reads(processor: Any) -> type | None:
-    """What a known processor reads besides scores: nothing, all texts, or texts of one length."""
-    if type(processor) in _WITHOUT_TEXT:
-        return None
-    return Grammar if isinstance(processor, Grammar) else torch.Tensor
 
 
 def _by_length(
@@ -261,11 +237,6 @@ def _of_rows(processor: Any, rows: NDArray[np.int64]) -> Any:
     of_rows = copy.copy(processor)
     of_rows.prompt_ignore_length = ignored[rows.tolist()]
     return of_rows
-
-
-def _no_text(scores: torch.Tensor) -> Any:
-    """Texts without tokens, for processors that do not read them."""
-    return torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
 
 
 class _NoScores:
