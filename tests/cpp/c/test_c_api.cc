@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fastdraft/c.h"
+#include "fastdraft/version.h"
 
 namespace {
 
@@ -266,6 +267,7 @@ TEST(CApiTest, AStoreOutlivesItsHandleWhileAnEngineUsesIt) {
 }
 
 TEST(CApiTest, ConfiguresTheEngine) {
+  EXPECT_STREQ(fastdraft_version(), FASTDRAFT_VERSION);
   auto config = default_config();
   config.lookahead = 5;
   config.tree_budget = 9;
