@@ -23,8 +23,8 @@ TRANSFORMERS_OLDEST ?= 5.19.0
 # What of the Python tests to run.
 TESTS ?=
 # Those whose results depend on how a processor rounds; counts of many samples do not.
-NUMERICAL_TESTS := $(addprefix tests/verification/test_,filters.py oracle.py promises.py) \
-  tests/drafters/test_assistant.py
+NUMERICAL_TESTS := $(addprefix tests/verification/test_,filters.py oracle.py) \
+  tests/hf/test_convolutions.py tests/drafters/test_assistant.py
 # Those of what transformers prepares, calls and is called with, which differs by version.
 OLDEST_TESTS := $(patsubst %,tests/hf/test_%.py,attention exact greedy images interface kv_cache \
   models pipeline refusals static)

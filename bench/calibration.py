@@ -41,7 +41,10 @@ TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 TREE_BUDGET = 32
 DEPTHS = (1, 5, 9, 17, 25, 41, 65)
 """Where bins of depth begin, and the end of the last."""
+TWENTIETHS = 20
+"""Bins of chance."""
 ENOUGH = 1000  # tokens of a bin; fewer are noise
+OFF = 0.05  # is too far
 ROUNDS = 2  # of fitting
 HELD_OUT_COSTS = (0.02, 0.2)
 
@@ -62,9 +65,10 @@ class Learned(NamedTuple):
 
     calibration: Calibration
     speed: float
-    paths: np.ndarray
-    """Of chains, by bin of depth: the sum of the predicted chances that a token and all before it
-    are accepted, how many were, and how many were drafted."""
+    bins: np.ndarray
+    """By request, for each twentieth of chance and then each bin of depth: the sum of the predicted
+    chances, how many tokens were accepted, and how many were predicted. A bin of depth counts the
+    drafted tokens of chains, accepted with all before them."""
 
 
 def run(job: Job, records: list[Record]) -> Learned:
@@ -72,7 +76,9 @@ def run(job: Job, records: list[Record]) -> Learned:
     engine = Engine(job.config, datastores=[Datastore()], calibration=job.prior)
     if not job.prompt:
         records = [replace(record, prompt_ids=record.prompt_ids[:0]) for record in records]
+    bins: list[np.ndarray] = []
     paths = np.zeros((len(DEPTHS) - 1, 3))
+    learned = np.zeros((TWENTIETHS, 3))
 
     def count(trace: Trace) -> None:
         for step in trace.steps:
@@ -82,15 +88,25 @@ def run(job: Job, records: list[Record]) -> Learned:
                 accepted = min(max(0, len(step.accepted) - begin + 1), len(of))
                 paths[place] += of.sum(), accepted, len(of)
 
+    def end(_tokens: int) -> None:
+        before = learned.copy()
+        for bucket in engine.calibration().reliability:
+            place = min(TWENTIETHS - 1, int(bucket.chance * TWENTIETHS))
+            learned[place] = np.array([bucket.chance, bucket.accepted, 1]) * bucket.count
+        bins.append(np.concatenate([learned - before, paths]))
+        paths[:] = 0
+
     result = replay_family(
         EnginePeer(engine),
         records,
         at_once=job.at_once,
         prediction=job.prediction,
+        on_request=end,
         traced={record.id for record in records} if job.config.tree_budget is None else set(),
         on_trace=count,
     )
-    return Learned(engine.calibration(), result.speed(job.config.token_cost), paths)
+    speed = result.speed(job.config.token_cost)
+    return Learned(engine.calibration(), speed, np.array(bins))
 
 
 def mean(calibrations: Iterable[Calibration]) -> dict[str, np.ndarray]:
@@ -125,20 +141,12 @@ def prior(outcomes: dict[Job, Calibration]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def reliability(calibrations: Iterable[Calibration]) -> list[dict[str, float]]:
-    """The buckets of all families together."""
-    told: dict[int, float] = defaultdict(float)
-    accepted: dict[int, float] = defaultdict(float)
-    count: dict[int, int] = defaultdict(int)
-    for calibration in calibrations:
-        for bucket in calibration.reliability:
-            index = min(19, int(bucket.chance * 20))
-            told[index] += bucket.chance * bucket.count
-            accepted[index] += bucket.accepted * bucket.count
-            count[index] += bucket.count
+def diagram(bins: np.ndarray) -> list[dict[str, float]]:
+    """Predicted and observed acceptance, by twentieth of chance."""
     return [
-        {"chance": told[i] / count[i], "accepted": accepted[i] / count[i], "count": count[i]}
-        for i in sorted(count)
+        {"chance": predicted / count, "accepted": accepted / count, "count": int(count)}
+        for predicted, accepted, count in bins[:TWENTIETHS]
+        if count
     ]
 
 
@@ -150,26 +158,27 @@ def run_all(jobs: Sequence[Job], families: dict[str, list[Record]]) -> list[tupl
 
 
 def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
-    """The bins of at least `ENOUGH` tokens, of one family at one cost, by how far they are off."""
+    """The bins of at least `ENOUGH` tokens, of one family at one cost, by how far they are off:
+    with 95 % intervals of the difference, by bootstrap over requests."""
     found: list[dict[str, Any]] = []
+    depths = [f"path, depth {begin} to {end - 1}" for begin, end in pairwise(DEPTHS)]
     for job, each in learned:
         form = "chain" if job.config.tree_budget is None else "tree"
-        bins = [
-            (f"{form}, chance {bucket.chance:.2f}", bucket.chance, bucket.accepted, bucket.count)
-            for bucket in each.calibration.reliability
-        ]
-        bins += [
-            (f"path, depth {begin} to {end - 1}", predicted / count, accepted / count, count)
-            for (begin, end), (predicted, accepted, count) in zip(
-                pairwise(DEPTHS), each.paths, strict=True
+        predicted, accepted, count = each.bins.sum(axis=0).T
+        enough = count >= ENOUGH
+        sums = harness.resampled(each.bins[:, enough])
+        # A resample may draw none of the bin's requests.
+        off = (sums[..., 0] - sums[..., 1]) / np.maximum(sums[..., 2], 1)
+        intervals = iter(np.percentile(off, [2.5, 97.5], axis=0).T)
+        for place in np.flatnonzero(enough):
+            chance, observed = predicted[place] / count[place], accepted[place] / count[place]
+            name = (
+                f"{form}, chance {chance:.2f}" if place < TWENTIETHS else depths[place - TWENTIETHS]
             )
-            if count
-        ]
-        cost = job.config.token_cost
-        for name, predicted, accepted, count in bins:
-            if count >= ENOUGH:
-                row = {"family": job.family, "token cost": cost, "bin": name}
-                found.append({**row, "predicted": predicted, "observed": accepted, "count": count})
+            low, high = next(intervals)
+            row = {"family": job.family, "token cost": job.config.token_cost, "bin": name}
+            row |= {"predicted": chance, "observed": observed, "count": int(count[place])}
+            found.append({**row, "low": low, "high": high})
     return sorted(found, key=lambda row: -abs(row["predicted"] - row["observed"]))
 
 
@@ -265,8 +274,15 @@ def main() -> None:
         options.write.write_text(prior({job: each.calibration for job, each in learned}))
         return
     diagrams = {
-        name: reliability(
-            each.calibration for job, each in learned if (job.config.tree_budget is None) == chain
+        name: diagram(
+            np.sum(
+                [
+                    each.bins.sum(axis=0)
+                    for job, each in learned
+                    if (job.config.tree_budget is None) == chain
+                ],
+                axis=0,
+            )
         )
         for name, chain in (("chains", True), (f"trees of up to {TREE_BUDGET}", False))
     }
@@ -274,19 +290,25 @@ def main() -> None:
         harness.show(name, None, buckets, digits=3)
     paths = []
     for cost in TOKEN_COSTS:
-        of_cost = [each.paths for job, each in learned if job.config.token_cost == cost]
-        total = np.sum(of_cost, axis=0)
+        of_cost = [each.bins for job, each in learned if job.config.token_cost == cost]
+        total = np.sum([bins.sum(axis=0) for bins in of_cost], axis=0)[TWENTIETHS:]
         for (begin, end), (predicted, accepted, count) in zip(pairwise(DEPTHS), total, strict=True):
             row = {"token cost": cost, "depth": f"{begin} to {end - 1}", "count": int(count)}
             paths.append({**row, "predicted": predicted / count, "observed": accepted / count})
     harness.show("Whole paths of chains", None, paths, digits=3)
     found = differences(learned)
-    off = sum(bool(abs(row["predicted"] - row["observed"]) > 0.05) for row in found)
+    off = [row for row in found if abs(row["predicted"] - row["observed"]) > OFF]
+    surely = [row for row in off if row["low"] > OFF or row["high"] < -OFF]
     harness.show(
-        f"{off} of {len(found)} bins are off by more than 0.05", None, found[:20], digits=3
+        f"{len(off)} of {len(found)} bins are off by more than {OFF}, {len(surely)} of them in all "
+        "of their 95 % interval",
+        None,
+        found[:20],
+        digits=3,
     )
     about |= {"at_once": options.at_once, "diagrams": diagrams, "paths": paths}
-    harness.finish(options, {**about, "bins": len(found), "off": off, "farthest": found[:20]})
+    counts = {"bins": len(found), "off": len(off), "surely_off": len(surely)}
+    harness.finish(options, {**about, **counts, "farthest": found[:20]})
 
 
 if __name__ == "__main__":

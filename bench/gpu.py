@@ -69,7 +69,7 @@ PARTS = (
         "The kernels' tests, on the chip",
         (*KERNEL_TESTS, "tests/kernels"),
         150,
-        (*KERNEL_TESTS, "tests/kernels/test_noise.py", "tests/kernels/test_tree.py"),
+        (*KERNEL_TESTS, "tests/kernels/test_noise.py", "tests/kernels/test_steps.py"),
         needs="triton",
     ),
     Part(
@@ -97,7 +97,7 @@ PARTS = (
     ),
     Part(
         "host-path",
-        "Where a step synchronises, and what drafting on the device adds to it",
+        "Where a step synchronises",
         ("gpu_generation.py", "--host-path"),
         45,
         ("gpu_generation.py", "--host-path", "--rehearsal"),

@@ -8,8 +8,7 @@ from a token and its position alone, as a compiled forward must, each request ha
 own: its tokens are renumbered, which no draft notices.
 
 --host-path counts how often a step of `fastdraft.hf` synchronises with the device, by PyTorch's
-warnings, and where. It also times a step without synchronisation, matrix products in a CUDA graph,
-with and without the alignment of late drafts, interleaved.
+warnings, and where.
 
     python bench/gpu_generation.py --json generation.json --models 8B --batches 1 --context 32000
     python bench/gpu_generation.py --host-path
@@ -38,12 +37,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 from fastdraft import DraftConfig, hf
-from fastdraft.alignment import Aligner
 from fastdraft.demo.measure import counting_forwards
 from fastdraft.replay import Record
 from fastdraft.replay.samples import read_sample
 from harness import Row
-from verification import alignment_operands, synchronize
 
 FORCED = (
     "random weights in the model's shape; recorded outputs forced; time and acceptance are real"
@@ -301,9 +298,6 @@ def records_of(folder: Path | None) -> list[tuple[str, Record]]:
     return [each for turn in itertools.zip_longest(*of_family) for each in turn if each is not None]
 
 
-FREE = 1.02  # a step beyond this share of one without drafts is not free
-
-
 def transfers(
     model: Any, requests: list[Request], end: int, options: dict[str, Any], *, new_tokens: int
 ) -> Row:
@@ -339,62 +333,10 @@ def transfers(
     }
 
 
-def forward(device: torch.device) -> Callable[[], object]:
-    """A stand-in for a model's step: some 5 ms of an H100, in a CUDA graph."""
-    on_gpu = device.type == "cuda"
-    width = 8_192 if on_gpu else 128
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    weights = torch.randn(width, width, dtype=dtype, device=device) / width**0.5
-    hidden = torch.randn(1_024 if on_gpu else 8, width, dtype=dtype, device=device)
-
-    def products() -> torch.Tensor:
-        found = hidden
-        for _ in range(24):
-            found = found @ weights
-        return found
-
-    if not on_gpu:
-        return products
-    products()
-    synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        products()
-    return graph.replay
-
-
-def beside_a_step(device: torch.device, *, steps: int, rounds: int) -> Row:
-    """Milliseconds a step without drafts and with their alignment; their ratio over the rounds."""
-    rows, longest = (64, 32_768) if device.type == "cuda" else (4, 256)
-    step, aligner = forward(device), Aligner(device, max_rows=rows, lookahead=16, vocabulary=50)
-    operands = alignment_operands(rows, longest, 128, 50, device, seed=1)
-    sides: dict[str, tuple[Callable[[], object], ...]] = {
-        "without": (step,),
-        "with": (step, lambda: aligner.align(*operands)),
-    }
-
-    def milliseconds(calls: tuple[Callable[[], object], ...], _: int) -> Row:
-        synchronize(device)
-        begin = time.perf_counter()
-        for call in calls * steps:
-            call()
-        synchronize(device)
-        return {"ms": (time.perf_counter() - begin) / steps * 1e3}
-
-    ways = {name: partial(milliseconds, calls) for name, calls in sides.items()}
-    found = harness.interleave(ways, rounds)
-    ratio = harness.ratio(found["with"], found["without"], "ms")
-    least = {f"{name}_ms": min(row["ms"] for row in runs) for name, runs in found.items()}
-    return {"rows": rows, **least, "ratio": ratio, "is_free": ratio["ratio"] <= FREE}
-
-
 def host_path(options: argparse.Namespace, device: torch.device) -> Row:
-    """Both measurements. A CPU never synchronises, and nothing is counted there."""
+    """Where several kinds of steps synchronise. A CPU never does, and nothing is counted there."""
     shape, new_tokens, batch = ("tiny", 16, 2) if options.rehearsal else ("0.5B", 64, 8)
-    steps, rounds = (3, 2) if options.rehearsal else (200, 7)
     report = harness.about(correct=True, model=shape, transfers=[])
-    report["beside_a_step"] = beside_a_step(device, steps=steps, rounds=rounds)
-    harness.finish(options, report)
     requests, said, owner, end = renumbered(
         records_of(options.data), new_tokens=new_tokens, vocabulary=SHAPES[shape].vocabulary
     )

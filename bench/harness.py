@@ -127,6 +127,15 @@ def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
     return {"ratio": found.median, "low": found.low, "high": found.high}
 
 
+def resampled(rows: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
+    """Sums of `rows`, each of one request, over as many requests drawn with replacement: one sum
+    for each resample of a bootstrap."""
+    size = len(rows)
+    drawn = np.random.default_rng(0).integers(size, size=(resamples, size))
+    times = np.array([np.bincount(draw, minlength=size) for draw in drawn])
+    return np.tensordot(times, rows, axes=1)
+
+
 def compare(title: str, sides: Mapping[str, list[Row]]) -> list[Row]:
     """Prints and returns the medians of the first side's figures, and what multiple of the other
     side's they are."""

@@ -34,7 +34,6 @@ MT_BENCH = (
 )
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 TOKEN_COSTS = (0.003, 0.02)
-RESAMPLES = 1000
 
 KNOWN = {
     "HumanEval": ("humaneval-python",),
@@ -73,11 +72,10 @@ def known_task(task: str) -> str | None:
     return max(found)[1] if found else None
 
 
-def interval(answers: Sequence[DraftStats], resamples: int = RESAMPLES) -> tuple[float, float]:
+def interval(answers: Sequence[DraftStats]) -> tuple[float, float]:
     """The 95 % interval of the mean accepted tokens, by bootstrap over the answers."""
     counts = np.array([(each.emitted, each.steps) for each in answers], np.float64)
-    drawn = np.random.default_rng(0).integers(len(counts), size=(resamples, len(counts)))
-    emitted, steps = counts[drawn].sum(axis=1).T
+    emitted, steps = harness.resampled(counts).T
     low, high = np.percentile(emitted / np.maximum(steps, 1), [2.5, 97.5])
     return float(low), float(high)
 

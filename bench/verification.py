@@ -604,11 +604,10 @@ def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Sizes]]:
     if arguments.device == "cpu":
         grid = [product((1, 4), (4,), (1_000, 5_003), (torch.float32,))]
     else:
-        grid = [product((1, 32), (4,), (128_256,), (torch.bfloat16, torch.float32))]
-        if not arguments.quick:
-            dtypes = (torch.bfloat16, torch.float32)
-            grid.append(product((1, 8, 32, 128), (4, 10, 16), VOCABULARIES, dtypes))
-    # The quick ones first, and all verbs of a size together, since time may end between any two.
+        dtypes = (torch.bfloat16, torch.float32)
+        grid = [product((1, 32), (4,), (128_256,), dtypes)]
+        grid.append(product((1, 8, 32, 128), (4, 10, 16), VOCABULARIES, dtypes))
+    # The usual ones first, and all verbs of a size together, since time may end between any two.
     for sizes in dict.fromkeys(chain.from_iterable(grid)):
         for verb in VERBS:
             yield verb, Sizes(*sizes)
@@ -654,7 +653,6 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--quick", action="store_true", help="a few sizes alone")
     parser.add_argument("--check", action="store_true", help="each operation once, nothing timed")
     parser.add_argument("--sanitize", action="store_true", help="the same under compute-sanitizer")
     parser.add_argument("--graphs", action="store_true", help="replays in CUDA graphs alone")

@@ -250,15 +250,14 @@ class _Row(NamedTuple):
     scale: Any
 
 
-class _Units(NamedTuple):
-    """A list of units of a row. Made in the kernel.
+class _Parts(NamedTuple):
+    """A list of parts of a row. Made in the kernel.
 
-    entries: int32 (length,); each stands for 2**more units: one, or a part by its first.
+    entries: int32 (length,), the first unit of each.
     """
 
     entries: Any
     length: Any
-    more: Any
 
 
 @jit
@@ -268,37 +267,38 @@ def _leading_value(key, UNUSED: tl.constexpr):
 
 
 @jit
-def _load_listed(logits, row, units, index, ALLOWED: tl.constexpr):
-    """Units that are listed, float32 (*index.shape, WIDTH), and which they are.
+def _load_listed(logits, row, listed, index, ALLOWED: tl.constexpr):
+    """Units of the listed parts, float32 (*index.shape, WIDTH), and which they are.
 
     index: of units; past the list's end they are -inf, and units beyond the row.
     """
-    entry = index >> units.more
-    within = index - (entry << units.more)
+    UNITS: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
+    entry = index // UNITS
+    within = index % UNITS
     beyond = tl.cdiv(logits.vocabulary, grid.CHUNK) * (grid.CHUNK // logits.WIDTH)
-    unit = tl.load(units.entries + entry, mask=entry < units.length, other=beyond)
+    unit = tl.load(listed.entries + entry, mask=entry < listed.length, other=beyond)
     unit += within // 2 * 32 + within % 2
     return grid.load_allowed(logits, row.data, row.allowed, unit, ALLOWED), unit
 
 
 @jit
-def _load_tile(logits, row, maxima, units, start, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr):
+def _load_tile(logits, row, maxima, listed, start, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr):
     """_TILE of the values to search, (_TILE / WIDTH, WIDTH), in an order that never changes.
 
-    They are the first `units.length` of the parts' maxima, if MAXIMA, or what is listed; -inf past
+    They are the first `listed.length` of the parts' maxima, if MAXIMA, or what is listed; -inf past
     their end.
     """
     unit = tl.arange(0, _TILE // logits.WIDTH)
     if MAXIMA:
         index = start + unit[:, None] * logits.WIDTH + tl.arange(0, logits.WIDTH)[None, :]
-        x = tl.load(maxima + index, mask=index < units.length, other=float("-inf"))
+        x = tl.load(maxima + index, mask=index < listed.length, other=float("-inf"))
     else:
-        x, _ = _load_listed(logits, row, units, unit + start // logits.WIDTH, ALLOWED)
+        x, _ = _load_listed(logits, row, listed, unit + start // logits.WIDTH, ALLOWED)
     return x
 
 
 @jit
-def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr,
+def _search(logits, row, maxima, listed, floor, need, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr,
             WEIGHED: tl.constexpr, UNUSED: tl.constexpr):  # fmt: skip
     """The largest value that with all above it is enough; floor where no value above it is.
 
@@ -307,9 +307,9 @@ def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXI
     without the UNUSED bits. One pass over the values for each 2.3 bits between floor and maximum.
     """
     maximum = row.maximum
-    size = units.length
+    size = listed.length
     if not MAXIMA:
-        size = (units.length << units.more) * logits.WIDTH
+        size *= grid.CHUNK // PARTS
     bottom = grid.ordered_key(floor) >> UNUSED
     lowest = bottom
     above = (grid.ordered_key(maximum) >> UNUSED) + 1
@@ -326,7 +326,7 @@ def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXI
         from_third = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
         from_fourth = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
         for start in range(0, size, _TILE):
-            x = _load_tile(logits, row, maxima, units, start, ALLOWED, MAXIMA)
+            x = _load_tile(logits, row, maxima, listed, start, ALLOWED, MAXIMA)
             weight = tl.full((_TILE // logits.WIDTH, logits.WIDTH), 1.0, tl.float32)
             if WEIGHED:
                 weight = tl.exp2((x - maximum) * row.scale)
@@ -345,24 +345,24 @@ def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXI
 
 
 @jit
-def _weigh(logits, row, units, lowest, ALLOWED: tl.constexpr):
+def _weigh(logits, row, listed, lowest, ALLOWED: tl.constexpr):
     """What the listed values from `lowest` up weigh together, and the least of them."""
     weights = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
     least = weights + float("inf")
-    for start in range(0, (units.length << units.more) * logits.WIDTH, _TILE):
-        x = _load_tile(logits, row, units.entries, units, start, ALLOWED, False)
+    for start in range(0, listed.length * (grid.CHUNK // PARTS), _TILE):
+        x = _load_tile(logits, row, listed.entries, listed, start, ALLOWED, False)
         weights += tl.where(x >= lowest, tl.exp2((x - row.maximum) * row.scale), 0.0)
         least = tl.minimum(least, tl.where(x >= lowest, x, float("inf")))
     return tl.sum(weights), tl.min(tl.min(least, 1), 0)
 
 
 @jit
-def _count_tied(logits, row, units, value, last, ALLOWED: tl.constexpr):
+def _count_tied(logits, row, listed, value, last, ALLOWED: tl.constexpr):
     """How many of the listed values equal `value`, of tokens up to `last`."""
     tied = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.int32)
-    for start in range(0, units.length << units.more, _TILE // logits.WIDTH):
-        index = start + tl.arange(0, _TILE // logits.WIDTH)
-        x, unit = _load_listed(logits, row, units, index, ALLOWED)
+    for start in range(0, listed.length * (grid.CHUNK // PARTS), _TILE):
+        index = start // logits.WIDTH + tl.arange(0, _TILE // logits.WIDTH)
+        x, unit = _load_listed(logits, row, listed, index, ALLOWED)
         token = grid.tokens_of(unit, logits)
         inside = (token <= last) & (token < logits.vocabulary)
         tied += ((x == value) & inside).to(tl.int32)
@@ -370,24 +370,24 @@ def _count_tied(logits, row, units, value, last, ALLOWED: tl.constexpr):
 
 
 @jit
-def _cut_ties(logits, row, units, lowest, need, ALLOWED: tl.constexpr):
+def _cut_ties(logits, row, listed, lowest, need, ALLOWED: tl.constexpr):
     """The least value kept and the last of its tokens that is needed, where from `lowest` up there
     is enough; most often all are, and one pass over the listed values tells."""
-    total, least = _weigh(logits, row, units, lowest, ALLOWED)
+    total, least = _weigh(logits, row, listed, lowest, ALLOWED)
     each = tl.exp2((least - row.maximum) * row.scale)
     last = tl.full((), _ALL, tl.int32)
     value = lowest
     surplus = (total - need) / each
     if (surplus >= 1) & (surplus < float("inf")):
         value = least
-        tied = _count_tied(logits, row, units, value, last, ALLOWED)
+        tied = _count_tied(logits, row, listed, value, last, ALLOWED)
         kept = tl.maximum(tied - tl.minimum(surplus, tied.to(tl.float32)).to(tl.int32), 1)
         # The first token up to which so many are tied.
         before = tl.full((), -1, tl.int32)
         last = before + logits.vocabulary
         while last - before > 1:
             middle = before + (last - before) // 2
-            if _count_tied(logits, row, units, value, middle, ALLOWED) >= kept:
+            if _count_tied(logits, row, listed, value, middle, ALLOWED) >= kept:
                 last = middle
             else:
                 before = middle
@@ -408,38 +408,6 @@ def _list_parts(maxima, entries, parts, floor, logits):
         listed += tl.sum(reaches.to(tl.int32))
     tl.debug_barrier()
     return listed
-
-
-@jit
-def _list_units(logits, row, listed, entries, room, floor, ALLOWED: tl.constexpr):
-    """Lists in `entries` those of the listed units that reach the floor.
-
-    Where there is no room for as many, it lists again what is listed, the parts.
-    """
-    found = 0
-    start = 0
-    while (start < listed.length << listed.more) & (found <= room):
-        index = tl.arange(0, _TILE // logits.WIDTH) + start
-        x, unit = _load_listed(logits, row, listed, index, ALLOWED)
-        best = tl.max(x, 1)
-        reaches = (best >= floor) & (best > float("-inf"))
-        place = found + tl.cumsum(reaches.to(tl.int32), 0) - 1
-        tl.store(entries + place, unit, mask=reaches & (place < room))
-        found += tl.sum(reaches.to(tl.int32))
-        start += _TILE // logits.WIDTH
-    tl.debug_barrier()
-    count = found
-    each = found * 0
-    if found > room:
-        # Another pointer would do, were compilers at ease with one that is chosen at run time.
-        for copied in range(0, listed.length, _TILE):
-            entry = copied + tl.arange(0, _TILE)
-            part = tl.load(listed.entries + entry, mask=entry < listed.length)
-            tl.store(entries + entry, part, mask=entry < listed.length)
-        tl.debug_barrier()
-        count = listed.length
-        each = found * 0 + listed.more
-    return _Units(entries, count, each)
 
 
 @jit
@@ -509,9 +477,8 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     maxima = scratch.part_maximum + before
     part_list = scratch.part_list + before
     left = statistics.statistics_of(place, logits, scratch)
-    # Bits of a key in which values of the logits' type do not differ; a part has 2**MORE units.
+    # Bits of a key in which values of the logits' type do not differ.
     UNUSED: tl.constexpr = 23 - logits.data.dtype.element_ty.fp_mantissa_width
-    MORE: tl.constexpr = 3 if logits.WIDTH == 8 else 4
     # Finite, so that the maximum itself weighs 1 at any temperature.
     scale = tl.minimum(statistics.scale_of(heat), 3e38)
     keys, key, weights = statistics.totals(left, scale, logits, C.BLOCK)
@@ -533,7 +500,7 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     start = grid.value_of(tl.min(tl.where(keys == OUT, key, keys)))
     floor = least
     last_tied = tl.full((), _ALL, tl.int32)
-    every_part = _Units(part_list, parts, parts * 0)
+    every_part = _Parts(part_list, parts)
     if most > 0:
         floor = _search(
             logits, row, maxima, every_part, tl.where(most <= chunks, start, nothing), most,
@@ -552,21 +519,15 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
             floor = tl.maximum(floor, maximum + tl.log2(rest * total / logits.vocabulary) / scale)
 
     count = _list_parts(maxima, part_list, parts, floor, logits)
-    listed = _Units(part_list, count, count * 0 + MORE)
-    if (most > 0) | (share < 1):
-        # The maxima are no longer needed.
-        entries = maxima.to(tl.pointer_type(tl.int32), bitcast=True)
-        units = _list_units(logits, row, listed, entries, parts, floor, C.ALLOWED)
+    listed = _Parts(part_list, count)
+    if most > 0:
+        floor = _search(logits, row, maxima, listed, floor, most, C.ALLOWED, False, False, UNUSED)
+    if share < 1:
         if most > 0:
-            floor = _search(
-                logits, row, maxima, units, floor, most, C.ALLOWED, False, False, UNUSED
-            )
-        if share < 1:
-            if most > 0:
-                total, _ = _weigh(logits, row, units, floor, C.ALLOWED)
-            need = tl.maximum(share * total, _SOME)
-            floor = _search(logits, row, maxima, units, floor, need, C.ALLOWED, False, True, UNUSED)
-            floor, last_tied = _cut_ties(logits, row, units, floor, need, C.ALLOWED)
+            total, _ = _weigh(logits, row, listed, floor, C.ALLOWED)
+        need = tl.maximum(share * total, _SOME)
+        floor = _search(logits, row, maxima, listed, floor, need, C.ALLOWED, False, True, UNUSED)
+        floor, last_tied = _cut_ties(logits, row, listed, floor, need, C.ALLOWED)
     kept = tl.maximum(floor, least)
     last_tied = tl.where(least > floor, _ALL, last_tied)
     tl.store(lowest, kept)

@@ -33,33 +33,6 @@ def depths(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
     return depth
 
 
-def attention_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
-    """Which slots see which: bool (requests, max_draft + 1, max_draft + 1), [b, i, j] for i sees j.
-
-    A token sees itself and its ancestors, the text's last token among them. A slot past the draft
-    sees itself alone, so that no row is empty. For a chain, the lower triangle. The text before
-    its last token, which all see, is not part of it. Operands as in `depths`.
-    """
-    parent = parent_slots(parents, offsets, max_draft=max_draft)
-    slots = parent.shape[1]
-    seen = torch.eye(slots, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
-    for ancestor in doubled(parent):
-        seen = seen | seen.gather(1, ancestor[:, :, None].expand(-1, -1, slots))
-    return seen
-
-
-def compaction_indices(path: Tensor) -> Tensor:
-    """Which slot's keys and values each slot has to take over for the accepted text to be in order.
-
-    path: int32 (requests, max_draft), as `Verified` has it. The result is int64 (requests,
-    max_draft + 1): 0 for the text's last token, the slots of the path in its order, then each
-    slot's own number. Nothing is taken from a slot before the one that takes it.
-    """
-    slot = torch.arange(path.shape[1] + 1, device=path.device).expand(len(path), -1)
-    accepted = torch.nn.functional.pad(path.long() + 1, (1, 0))
-    return torch.where(accepted > 0, accepted, slot)
-
-
 def parent_slots(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
     """The parent of each slot as a slot, int64 (requests, max_draft + 1).
 

@@ -136,9 +136,7 @@ void register_draft(py::module_& module) {
       },
       py::name("tolist"), py::is_method(draft), "The drafted tokens as a list.");
 
-  const auto check_draft = [](const py::handle& self) { draft_of(self); };
-  def_described(draft, "__repr__", "draft", check_draft);
-  def_described(draft, "_repr_html_", "draft_as_html", check_draft);
+  def_described(draft, "__repr__", "draft", [](const py::handle& self) { draft_of(self); });
 
   py::class_<DraftBatch> batch(
       module, "DraftBatch",

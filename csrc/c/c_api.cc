@@ -94,68 +94,18 @@ void check_array(const T* values, std::int64_t size, const char* name) {
   if (size > 0) required(values, name);
 }
 
-// The sizes of the structs in the first version of this header, with their last members: no
-// caller's struct is smaller, however many members are added. Each new struct is added here.
-static_assert(sizeof(void*) == 8);
+// The caller's struct, in the form of this library's version.
 template <typename T>
-constexpr std::size_t kFirstSize = 0;
-#define FASTDRAFT_FIRST(type, bytes, last)                              \
-  template <>                                                           \
-  constexpr std::size_t kFirstSize<type> = bytes;                       \
-  static_assert(offsetof(type, last) + sizeof(type::last) <= (bytes) && \
-                offsetof(type, last) + sizeof(type::last) + 8 > (bytes))
-FASTDRAFT_FIRST(fastdraft_datastore_stats, 48, closed);
-FASTDRAFT_FIRST(fastdraft_config, 72, vocabulary);
-FASTDRAFT_FIRST(fastdraft_engine_stats, 48, num_refused_offers);
-FASTDRAFT_FIRST(fastdraft_request_options, 72, num_read_only);
-FASTDRAFT_FIRST(fastdraft_offers, 72, drawn);
-FASTDRAFT_FIRST(fastdraft_propose_options, 64, num_offers);
-FASTDRAFT_FIRST(fastdraft_draft, 56, sources);
-FASTDRAFT_FIRST(fastdraft_stats, 72, num_tokens);
-#undef FASTDRAFT_FIRST
-
-template <typename T>
-void check_struct(const T* given, const char* name) {
-  static_assert(kFirstSize<T> > 0);
-  const std::size_t size = required(given, name).size;
-  if (size >= kFirstSize<T>) return;
-  throw InvalidValueError(std::string(name) + ".size must be the size of the struct, at least " +
-                          std::to_string(kFirstSize<T>) + ", got " + std::to_string(size));
-}
-
-// The caller's struct in this library's form. Members that only the library knows are 0; those
-// that only the caller knows must be.
-template <typename T>
-T read_struct(const T* given, const char* name) {
-  check_struct(given, name);
-  T known{};
-  std::memcpy(&known, given, std::min(given->size, sizeof(T)));
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (std::size_t i = sizeof(T); i < given->size; ++i) {
-    if (bytes[i] != 0) {
-      throw InvalidValueError(std::string(name) + " sets a member that fastdraft " +
-                              FASTDRAFT_VERSION + " does not have, or its size is wrong: got " +
-                              std::to_string(given->size) + ", have " + std::to_string(sizeof(T)));
-    }
-  }
-  return known;
+T& checked(T* given, const char* name) {
+  if (required(given, name).size == sizeof(T)) return *given;
+  throw InvalidValueError(std::string(name) + ".size must be the size of the struct, " +
+                          std::to_string(sizeof(T)) + " in fastdraft " FASTDRAFT_VERSION ", got " +
+                          std::to_string(given->size));
 }
 
 template <typename T>
 T read_optional(const T* given, const char* name) {
-  return given == nullptr ? T{} : read_struct(given, name);
-}
-
-// Writes as much as the caller's struct, which was checked, has room for, and 0 to the members
-// that only the caller knows.
-template <typename T>
-void write_struct(const T& known, T* out) noexcept {
-  const std::size_t size = out->size;
-  const std::size_t common = std::min(size, sizeof(T));
-  auto* bytes = reinterpret_cast<unsigned char*>(out);
-  std::memcpy(bytes, &known, common);
-  std::memset(bytes + common, 0, size - common);
-  out->size = size;
+  return given == nullptr ? T{} : checked(given, name);
 }
 
 std::optional<Fingerprint> read_fingerprint(const std::uint8_t* bytes) {
@@ -166,13 +116,11 @@ std::optional<Fingerprint> read_fingerprint(const std::uint8_t* bytes) {
   return fingerprint;
 }
 
-Stores read_stores(fastdraft_datastore* const* datastores, std::int64_t count,
-                   const std::string& name) {
-  check_array(datastores, count, name.c_str());
-  const std::string each = "each of " + name;
+Stores read_stores(fastdraft_datastore* const* datastores, std::int64_t count) {
+  check_array(datastores, count, "datastores");
   Stores stores;
   for (std::int64_t i = 0; i < count; ++i) {
-    stores.push_back(required(datastores[i], each.c_str()).store);
+    stores.push_back(required(datastores[i], "each of datastores").store);
   }
   return stores;
 }
@@ -207,57 +155,27 @@ void copy_limits(const From& from, To* to) noexcept {
 EngineConfig read_config(const fastdraft_config* given) {
   EngineConfig config;
   if (given == nullptr) return config;
-  const fastdraft_config known = read_struct(given, "config");
+  const fastdraft_config& known = checked(given, "config");
   config.drafter = read_drafter(known);
   copy_limits(known, &config);
   return config;
 }
 
-// The options of a proposal for `rows` requests. The arrays stay the caller's.
-struct ReadOptions {
-  ReadOptions(const fastdraft_propose_options* given, std::int64_t rows) {
-    const fastdraft_propose_options known = read_optional(given, "options");
-    check_array(known.cost, known.cost_size, "options.cost");
-    options.limits = known.limits;
-    options.padded = known.padded != 0;
-    if (known.cost_size > 0 && known.has_token_cost != 0) {
-      throw InvalidValueError("give either options.cost or options.token_cost, not both");
-    }
-    if (known.cost_size > 0) options.cost = StepCost::curve(known.cost, known.cost_size);
-    if (known.has_token_cost != 0) options.cost = StepCost::constant(known.token_cost);
-    check_array(known.offers, known.num_offers, "options.offers");
-    // The structs of an earlier or a later header are not as long.
-    const auto* next = reinterpret_cast<const unsigned char*>(known.offers);
-    for (std::int64_t k = 0; k < std::min(known.num_offers, fastdraft::kMostOffers); ++k) {
-      const auto* offer = reinterpret_cast<const fastdraft_offers*>(next);
-      add_offers(read_struct(offer, "options.offers"), rows);
-      next += offer->size;
-    }
-    options.offers = offers.data();
-    options.num_offers = known.num_offers;  // of too many the engine reads none
-  }
-
-  void add_offers(const fastdraft_offers& given, std::int64_t rows) {
-    check_array(given.token_ids, given.count, "options.offers.token_ids");
-    required(given.offsets, "options.offers.offsets");
-    if (given.offsets[0] != 0 || given.offsets[rows] != given.count) {
-      throw InvalidValueError("options.offers.offsets must rise from 0 to count, " +
-                              std::to_string(given.count) + ", got " +
-                              std::to_string(given.offsets[0]) + " .. " +
-                              std::to_string(given.offsets[rows]));
-    }
-    offers.push_back({given.kind, given.offsets, given.token_ids, given.parents, given.confidences,
-                      given.time, given.drawn != 0});
-  }
-
+// The arrays stay the caller's.
+ProposeOptions read_options(const fastdraft_propose_options* given) {
+  const fastdraft_propose_options known = read_optional(given, "options");
+  check_array(known.cost, known.cost_size, "options.cost");
   ProposeOptions options;
-  std::vector<fastdraft::Offers> offers;
-};
+  options.limits = known.limits;
+  options.padded = known.padded != 0;
+  if (known.cost_size > 0) options.cost = StepCost::curve(known.cost, known.cost_size);
+  return options;
+}
 
 // Checks that the caller's arrays have room for what `rows` requests can get.
 void check_room(const fastdraft_draft* draft, const fastdraft_engine& engine, std::int64_t rows,
                 const ProposeOptions& options) {
-  check_struct(draft, "draft");
+  checked(draft, "draft");
   const std::int64_t most = engine.engine.most_drafted();
   constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max();
   if (rows > kMostTokens / most) {
@@ -289,19 +207,6 @@ void write_draft(const DraftColumns& columns, std::int64_t count, fastdraft_draf
                    [](Source source) { return static_cast<std::uint8_t>(source); });
   }
   out->count = count;
-}
-
-void write_counts(const DraftCounts& counts, std::int64_t num_tokens, fastdraft_stats* out) {
-  fastdraft_stats stats{};
-  stats.steps = counts.steps;
-  stats.emitted = counts.emitted;
-  stats.drafts = counts.drafts;
-  stats.drafted = counts.drafted;
-  stats.accepted = counts.accepted;
-  stats.accepted_prediction = counts.accepted_prediction;
-  stats.rejected_prediction = counts.rejected_prediction;
-  stats.num_tokens = num_tokens;
-  write_struct(stats, out);
 }
 
 }  // namespace
@@ -342,14 +247,6 @@ fastdraft_status fastdraft_datastore_add(fastdraft_datastore* datastore, const i
   });
 }
 
-fastdraft_status fastdraft_datastore_limit(fastdraft_datastore* datastore, int64_t max_bytes,
-                                           int64_t* limit) {
-  return guarded([&] {
-    const std::int64_t set = required(datastore, "datastore").store->limit(max_bytes);
-    if (limit != nullptr) *limit = set;
-  });
-}
-
 fastdraft_status fastdraft_datastore_save(const fastdraft_datastore* datastore, const char* path) {
   return guarded([&] {
     required(path, "path");
@@ -365,15 +262,13 @@ fastdraft_status fastdraft_datastore_get_stats(const fastdraft_datastore* datast
                                                fastdraft_datastore_stats* stats) {
   return guarded([&] {
     const fastdraft::Datastore& store = *required(datastore, "datastore").store;
-    check_struct(stats, "stats");
-    fastdraft_datastore_stats known{};
+    fastdraft_datastore_stats& known = checked(stats, "stats");
     known.num_tokens = store.num_tokens();
     known.num_documents = store.num_documents();
     known.num_bytes = store.bytes();
     known.max_bytes = store.max_bytes();
     known.frozen = store.frozen() ? 1 : 0;
     known.closed = store.closed() ? 1 : 0;
-    write_struct(known, stats);
   });
 }
 
@@ -381,14 +276,14 @@ void fastdraft_datastore_destroy(fastdraft_datastore* datastore) { delete datast
 
 fastdraft_status fastdraft_config_init(fastdraft_config* config) {
   return guarded([&] {
-    check_struct(config, "config");
-    fastdraft_config known{};
+    fastdraft_config& known = checked(config, "config");
+    known = {};
+    known.size = sizeof known;
     copy_limits(EngineConfig(), &known);
     known.max_ngram = fastdraft::PromptLookupConfig().max_ngram;
     known.ngram_order = fastdraft::NgramConfig().order;
     known.min_probability = fastdraft::NgramConfig().min_probability;
     known.recovery = fastdraft::PredictedOutputsConfig().recovery;
-    write_struct(known, config);
   });
 }
 
@@ -397,8 +292,8 @@ fastdraft_status fastdraft_engine_create(const fastdraft_config* config,
                                          int64_t num_datastores, fastdraft_engine** engine) {
   return guarded([&] {
     fastdraft_engine*& handle = required(engine, "engine");
-    handle = new fastdraft_engine{fastdraft::Engine(
-        read_config(config), read_stores(datastores, num_datastores, "datastores"))};
+    handle = new fastdraft_engine{
+        fastdraft::Engine(read_config(config), read_stores(datastores, num_datastores))};
   });
 }
 
@@ -408,14 +303,11 @@ fastdraft_status fastdraft_engine_get_stats(const fastdraft_engine* engine,
                                             fastdraft_engine_stats* stats) {
   return guarded([&] {
     const fastdraft::Engine& core = required(engine, "engine").engine;
-    check_struct(stats, "stats");
-    fastdraft_engine_stats known{};
+    fastdraft_engine_stats& known = checked(stats, "stats");
     known.num_requests = core.num_requests();
     known.num_bytes = core.bytes();
     known.num_foreign = core.num_foreign();
     known.most_drafted = core.most_drafted();
-    known.num_refused_offers = core.num_refused_offers();
-    write_struct(known, stats);
   });
 }
 
@@ -429,12 +321,9 @@ fastdraft_status fastdraft_add_request(fastdraft_engine* engine, const int32_t* 
     check_array(prompt, prompt_size, "prompt");
     const fastdraft_request_options known = read_optional(options, "options");
     check_array(known.prediction, known.prediction_size, "options.prediction");
-    check_array(known.templates, known.templates_size, "options.templates");
-    const Stores stores = read_stores(known.datastores, known.num_datastores, "datastores");
-    const Stores read_only = read_stores(known.read_only, known.num_read_only, "read_only");
+    const Stores stores = read_stores(known.datastores, known.num_datastores);
     id = core.add_request(prompt, prompt_size, known.prediction, known.prediction_size,
-                          known.datastores == nullptr ? nullptr : &stores, known.templates,
-                          known.templates_size, known.num_read_only == 0 ? nullptr : &read_only);
+                          known.datastores == nullptr ? nullptr : &stores);
   });
 }
 
@@ -443,8 +332,7 @@ fastdraft_status fastdraft_propose(fastdraft_engine* engine, fastdraft_request r
                                    fastdraft_draft* draft) {
   return guarded([&] {
     fastdraft::Engine& core = required(engine, "engine").engine;
-    const ReadOptions read(options, 1);
-    const ProposeOptions& known = read.options;
+    const ProposeOptions known = read_options(options);
     check_room(draft, *engine, 1, known);
     const std::int32_t most = core.most_drafted();
     const std::unique_ptr<std::int32_t[]> memory(
@@ -462,35 +350,11 @@ fastdraft_status fastdraft_propose_batch(fastdraft_engine* engine,
     fastdraft::Engine& core = required(engine, "engine").engine;
     check_array(requests, rows, "requests");
     required(offsets, "offsets");
-    const ReadOptions read(options, rows);
-    const ProposeOptions& known = read.options;
+    const ProposeOptions known = read_options(options);
     check_room(draft, *engine, rows, known);
     const DraftBatch drafts = core.propose_batch(requests, rows, known);
     std::copy(drafts.offsets.begin(), drafts.offsets.end(), offsets);
     write_draft(drafts.columns, drafts.offsets.back(), draft);
-  });
-}
-
-fastdraft_status fastdraft_engine_offer_kind(fastdraft_engine* engine, const char* name,
-                                             int32_t* kind) {
-  return guarded([&] {
-    fastdraft::Engine& core = required(engine, "engine").engine;
-    required(kind, "kind") = core.offer_kind(&required(name, "name"));
-  });
-}
-
-fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
-                                 const fastdraft_request* requests, int64_t rows,
-                                 const fastdraft_propose_options* options, double time,
-                                 const float* expected, uint8_t* wanted) {
-  return guarded([&] {
-    fastdraft::Engine& core = required(engine, "engine").engine;
-    check_array(requests, rows, "requests");
-    check_array(wanted, rows, "wanted");
-    const ReadOptions read(options, rows);
-    const std::unique_ptr<bool[]> answers(new bool[static_cast<std::size_t>(rows)]);
-    core.wants(kind, requests, rows, read.options, time, answers.get(), expected);
-    std::copy_n(answers.get(), rows, wanted);
   });
 }
 
@@ -529,23 +393,20 @@ fastdraft_status fastdraft_observe_batch(fastdraft_engine* engine,
   return status == FASTDRAFT_OK ? first : status;
 }
 
-fastdraft_status fastdraft_get_stats(fastdraft_engine* engine, fastdraft_request request,
-                                     fastdraft_stats* stats) {
-  return guarded([&] {
-    fastdraft::Engine& core = required(engine, "engine").engine;
-    check_struct(stats, "stats");
-    const DraftCounts counts = core.counts(request);
-    write_counts(counts, core.num_tokens(request), stats);
-  });
-}
-
 fastdraft_status fastdraft_finish(fastdraft_engine* engine, fastdraft_request request,
                                   fastdraft_stats* stats) {
   return guarded([&] {
     fastdraft::Engine& core = required(engine, "engine").engine;
-    if (stats != nullptr) check_struct(stats, "stats");
+    if (stats != nullptr) checked(stats, "stats");
     const DraftCounts counts = core.finish(request);
-    if (stats != nullptr) write_counts(counts, 0, stats);
+    if (stats == nullptr) return;
+    stats->steps = counts.steps;
+    stats->emitted = counts.emitted;
+    stats->drafts = counts.drafts;
+    stats->drafted = counts.drafted;
+    stats->accepted = counts.accepted;
+    stats->accepted_prediction = counts.accepted_prediction;
+    stats->rejected_prediction = counts.rejected_prediction;
   });
 }
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fastdraft.engine import Draft, DraftBatch, Engine, Offers
 
-__all__ = ["amount", "batch", "draft", "draft_as_html", "engine", "offers", "size"]
+__all__ = ["amount", "batch", "draft", "engine", "offers", "size"]
 
 MOST_TOKENS = 16
 """Of a longer draft the first tokens are shown."""
@@ -59,22 +58,6 @@ def offers(self: Offers) -> str:
     """`Offers.__repr__`."""
     rows = amount(len(self.offsets) - 1, "row")
     return f"<Offers of {self.kind!r}, {rows}: {_cut(self.token_ids.tolist())}>"
-
-
-def draft_as_html(self: Draft) -> str:
-    """`Draft._repr_html_`: a table, for notebooks."""
-    from fastdraft.engine import source_name
-
-    columns = (self.tolist(), self.parents.tolist(), self.probabilities.tolist(), self.sources)
-    rows = "".join(
-        f"<tr><td>{place}</td><td>{token}</td><td>{'' if parent < 0 else parent}</td>"
-        f"<td>{chance:.3f}</td><td>{escape(source_name(source))}</td></tr>"
-        for place, (token, parent, chance, source) in enumerate(zip(*columns, strict=True))
-    )
-    heads = "".join(
-        f"<th>{name}</th>" for name in ("", "token", "follows", "probability", "source")
-    )
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
 
 def _sources(self: Draft) -> list[str]:

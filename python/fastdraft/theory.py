@@ -110,19 +110,15 @@ def staged_cost(c: float, *, alpha: float, gamma: int, sub_c: float) -> float:
 
 
 def _check_alpha(name: str, value: float) -> None:
-    if not _is_number(value) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
         raise InvalidValueError(f"{name} must be a number from 0 to 1, got {value!r}")
 
 
 def _check_cost(name: str, value: float) -> None:
-    if not _is_number(value) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
         raise InvalidValueError(f"{name} must be a finite number of at least 0, got {value!r}")
 
 
 def _check_gamma(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidValueError(f"{name} must be an integer of at least 0, got {value!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -8,12 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.step_latency import StepLatency
-from step_latency_reference import StepLatencyReference
 
 # Milliseconds by width with the bump of small matrix products: 2 to 4 tokens cost more than 5.
 _BUMPY = np.interp(
@@ -188,49 +185,109 @@ def test_a_model_keeps_its_cost_and_takes_it_with_it() -> None:
     assert len(StepLatency._of_model) < remembered
 
 
-_ROWS = st.sampled_from([1, 2, 3, 8, 17])
-_WIDTHS = st.one_of(st.integers(1, 70), st.floats(0.25, 400.0))
+def _traced(device: str, sizes: list[int], *, a_row: bool) -> StepLatency:
+    """Knows 400 steps of all kinds, with outliers and a machine that becomes half as fast."""
+    cost = StepLatency(device, sizes, a_row=a_row)
+    random = np.random.default_rng(7)
+    for step in range(400):
+        rows = int(random.choice([1, 3, 8]))
+        width = float(random.choice([0.6, 1, 2, 2.5, 9, 17, 40, 300]))
+        prompts = int(random.choice([0, 0, 5]))
+        seconds = (0.02 + 0.001 * rows * width) * np.exp(0.2 * random.standard_normal())
+        seconds *= (2 if step > 200 else 1) * (6 if random.random() < 0.05 else 1)
+        cost.observe(
+            rows, width, seconds, prompt_tokens=prompts, one_graph=bool(random.random() < 0.3)
+        )
+    return cost
 
 
-@given(
-    device=st.sampled_from(["cpu", "cuda"]),
-    sizes=st.lists(st.integers(1, 300), max_size=8),
-    a_row=st.booleans(),
-    steps=st.lists(
-        st.tuples(_ROWS, _WIDTHS, st.floats(1e-4, 2.0), st.integers(0, 40), st.booleans()),
-        max_size=60,
-    ),
-    rows=_ROWS,
-    widest=st.sampled_from([1, 2, 17, 65, 300]),
+@pytest.mark.parametrize(
+    ("device", "sizes", "a_row", "expected"),
+    [
+        (
+            "cpu",
+            [],
+            False,
+            [
+                132.0082,
+                573.4804,
+                86.31432,
+                2895.421,
+                46.58495,
+                54.95041,
+                221.1009,
+                1682,
+                33.04615,
+                33,
+            ],
+        ),
+        (
+            "cuda",
+            [],
+            False,
+            [
+                136.6315,
+                566.0767,
+                87.04691,
+                2790.159,
+                50.90553,
+                54.34484,
+                212.0037,
+                1447.274,
+                33,
+                33,
+            ],
+        ),
+        (
+            "cpu",
+            [16, 1, 4, 64],
+            False,
+            [
+                98.75351,
+                592.4701,
+                93.89222,
+                1622.223,
+                46.63612,
+                49.86892,
+                197.2152,
+                1551.874,
+                51.41538,
+                33.47692,
+            ],
+        ),
+        (
+            "cuda",
+            [1, 5, 17],
+            True,
+            [
+                75.24011,
+                207.1916,
+                95.04752,
+                2659.995,
+                46.86158,
+                47.16243,
+                206.1377,
+                1482.132,
+                13.23529,
+                13.23529,
+            ],
+        ),
+    ],
 )
-def test_it_computes_what_the_reference_computes(
-    device: str,
-    sizes: list[int],
-    a_row: bool,
-    steps: list[tuple[int, float, float, int, bool]],
-    rows: int,
-    widest: int,
+def test_what_is_learned_stays_the_same(
+    device: str, sizes: list[int], a_row: bool, expected: list[float]
 ) -> None:
-    both = StepLatency(device, sizes, a_row=a_row), StepLatencyReference(device, sizes, a_row=a_row)
-    for step_rows, width, seconds, prompt_tokens, one_graph in steps:
-        for latency in both:
-            latency.observe(
-                step_rows, width, seconds, prompt_tokens=prompt_tokens, one_graph=one_graph
-            )
-        plain, expected_plain = [latency.wants_plain_step(step_rows) for latency in both]
-        assert plain == expected_plain
-    for hopeful in (False, True):
-        found, expected = [
-            latency.seconds_by_tokens(rows, widest, hopeful=hopeful) for latency in both
-        ]
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    (found, widths), (expected, expected_widths) = [
-        latency.best_widths(rows, widest) for latency in both
+    """The numbers are recorded ones: what they mean is tested above."""
+    cost = _traced(device, sizes, a_row=a_row)
+    (one, one_widths), (many, many_widths) = cost.best_widths(1), cost.best_widths(8)
+    hopeful = cost.seconds_by_tokens(3, 17, hopeful=True)
+    found = [
+        *(1e3 * times.mean() for times in (one, many, hopeful, cost.seconds_by_tokens(5, 300))),
+        *(1e3 * cost.seconds_in_one_graph(3, width) for width in (1, 3, 30, 280)),
+        one_widths.mean(),
+        many_widths.mean(),
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    np.testing.assert_array_equal(widths, expected_widths)
-    found, expected = [latency.seconds_in_one_graph(rows, widest) for latency in both]
-    assert found == pytest.approx(expected, rel=1e-6)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

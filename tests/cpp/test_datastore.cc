@@ -4,9 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "folder.h"
+#include "store/datastore_file.h"
+#include "store/datastore_index.h"
 #include "stores.h"
 #include "texts.h"
 
@@ -96,6 +105,59 @@ TEST(Datastore, SamplesMoveWithinTheLimit) {
     EXPECT_GT(Datastore::Reader(*store).begin(), 0);
     store->close();
     EXPECT_EQ(store->bytes(), 0);
+  }
+}
+
+// A search looks at so many buckets and compares so many n-grams, and no more, however full a
+// damaged file says that its buckets are.
+TEST(Datastore, ASearchOfADamagedFileEnds) {
+  const testing::Folder folder;
+  const std::string path = folder.file("store.fds");
+  const Token token = 2000;
+  const std::uint64_t hash = hash_tokens(&token, 1, 0);
+  {
+    DatastoreWriter writer(path, {});
+    for (Token i = 0; i < 4000; ++i) writer.append(&i, 1);
+    writer.finish();
+  }
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> whole{std::istreambuf_iterator<char>(file), {}};
+  FileHeader header;
+  std::memcpy(&header, whole.data(), sizeof(header));
+  SegmentEntry entry;
+  std::memcpy(&entry, whole.data() + header.directory_offset, sizeof(entry));
+  constexpr std::size_t kOrder = kNumOrders - 1;
+  const auto table = static_cast<std::size_t>(SegmentLayout(entry).buckets[kOrder]);
+  const std::int64_t count = entry.buckets[kOrder];
+  ASSERT_GT(count, 2 * Bucket::kMostLooked);
+  // Whether the token is found behind so many entries, of another tag or of its own.
+  const auto is_found = [&](std::int64_t entries, bool same_tag) {
+    std::vector<char> content = whole;
+    std::int64_t left = entries;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t at = (Bucket::home(hash, count) + i) % count;
+      Bucket bucket{};
+      for (int place = 0; place < Bucket::kEntries; ++place, --left) {
+        const std::uint8_t tag = Bucket::tag(hash);
+        bucket.tags[place] =
+            left == 0 || same_tag ? tag : static_cast<std::uint8_t>((tag ^ 1u) | 2u);
+        // Behind the mark and the token, or behind another one.
+        bucket.positions[place] = Posting(left == 0 ? token + 2 : 7, false, true).bits();
+      }
+      std::memcpy(content.data() + table + static_cast<std::size_t>(at) * sizeof(bucket), &bucket,
+                  sizeof(bucket));
+    }
+    std::ofstream(path, std::ios::binary)
+        .write(content.data(), static_cast<std::streamsize>(content.size()));
+    const auto store = Datastore::open(path);
+    Occurrence found{};
+    return Datastore::Reader(*store).find(&token, 1, &found, 1) == 1 && found.next == token + 2;
+  };
+  constexpr std::int64_t kReached = Bucket::kMostLooked * Bucket::kEntries;
+  for (const auto& [most, same_tag] :
+       {std::pair{kReached, false}, std::pair{std::int64_t{Bucket::kMostCompared}, true}}) {
+    EXPECT_TRUE(is_found(most - 1, same_tag));
+    EXPECT_FALSE(is_found(most, same_tag));
   }
 }
 

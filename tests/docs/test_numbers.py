@@ -122,6 +122,7 @@ def test_calibration() -> None:
         assert [f"{cost:g}", *cells] in rows_of(page)
     assert f"Of {found['bins']:,} bins" in page.read_text()
     assert f"{found['off']} are off by more than 0.05" in page.read_text()
+    assert f"{found['surely_off']} of them throughout their 95 % interval" in page.read_text()
 
 
 def test_the_front_page() -> None:

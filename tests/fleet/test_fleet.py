@@ -723,6 +723,28 @@ def test_what_is_forgotten_is_nowhere(url: str) -> None:
     assert read(other, "secret") == [[5] * 9] == read(join(url), "secret")
 
 
+def test_text_beside_what_was_forgotten_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the object that a replica published it in is gone at once."""
+    url = str(tmp_path)
+    one, follower = join(url), join(url)
+    for replica in (one, follower):
+        assert read(replica, "plain") == []
+    say(one, "plain", [1] * 9)
+    say(one, "secret", SECRET)
+    one.refresh()
+    only(url).forget([only(url).id_of("secret")])
+    assert read(follower, "plain") == [[1] * 9]
+    say(one, "plain", [2] * 9)
+    one.refresh()
+    assert read(follower, "plain") == [[1] * 9, [2] * 9]
+    monkeypatch.setattr(Published, "chunk", lambda *_: pytest.fail("it is read again"))
+    for _ in range(2):
+        assert one.refresh() and follower.refresh()
+    assert not one.faults and not follower.faults
+
+
 def test_what_a_killed_join_left_is_forgotten_too(tmp_path: Path) -> None:
     url = str(tmp_path)
     one = join(url)

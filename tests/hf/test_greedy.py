@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from fastdraft import DraftConfig
 from hf_models import (
     FAMILIES,
+    VOCABULARY,
     Forester,
     Generous,
     Silent,
     assert_decodes,
     charge_in_steps,
+    drawn,
     plain_tokens,
     repetitive_batch,
     tiny_model,
@@ -69,6 +72,54 @@ def test_forwards_are_padded_to_the_cheaper_width(
         assert_decodes(model, inputs, drafts, ours=ours, **options)
     assert {30, width} <= set(widths) <= {30, 1, width}
     assert widths.count(width) > 5
+
+
+_PLACED_BY_THE_CACHE = {
+    "bart": transformers.BartForCausalLM,
+    "marian": transformers.MarianForCausalLM,
+    "pegasus": transformers.PegasusForCausalLM,
+    "trocr": transformers.TrOCRForCausalLM,
+    "roformer": transformers.RoFormerForCausalLM,
+}
+
+
+def _placed_by_the_cache(family: str, *, positions: int) -> Any:
+    kind = _PLACED_BY_THE_CACHE[family]
+    sizes = (
+        {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        if family == "roformer"
+        else {"d_model": 32, "decoder_ffn_dim": 64, "decoder_layers": 2}
+    )
+    heads = "num_attention_heads" if family == "roformer" else "decoder_attention_heads"
+    config = kind.config_class(
+        **sizes,
+        **{heads: 4},
+        vocab_size=VOCABULARY,
+        max_position_embeddings=positions,
+        is_decoder=True,
+        is_encoder_decoder=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    return drawn(kind, config).double()
+
+
+@pytest.mark.parametrize("hidden", [0, 4])
+@pytest.mark.parametrize("family", _PLACED_BY_THE_CACHE)
+def test_nothing_is_placed_behind_the_last_position(family: str, hidden: int) -> None:
+    model = _placed_by_the_cache(family, positions=48)
+    ids = repetitive_batch(1)["input_ids"]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    # Hidden columns take up positions too.
+    inputs["attention_mask"][:, :hidden] = 0
+    options = {"max_new_tokens": 18, "eos_token_id": None}
+    plain_tokens(model, inputs, **options)
+    charge_in_steps(model, 6)
+    assert_decodes(model, inputs, every=5, exact=True, **options)
 
 
 def test_max_length_counts_the_prompt(llama: Any) -> None:

@@ -392,6 +392,23 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
         hf.generate(model, **inputs, max_new_tokens=4, **{CACHE: cache})
 
 
+def test_batches_of_models_that_take_no_positions_are_refused() -> None:
+    config = transformers.BartConfig(
+        vocab_size=97,
+        d_model=16,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=16,
+        is_encoder_decoder=False,
+    )
+    model = transformers.BartForCausalLM(config).eval()
+    ids = torch.tensor([[3, 4, 5]])
+    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
+    assert_decodes(model, {"input_ids": ids}, exact=True, **options)
+    with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
+        hf.generate(model, ids.repeat(2, 1), **options)
+
+
 def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:
     model = tiny_model("llama")
     model.config.rope_parameters = {

@@ -112,12 +112,16 @@ def _bare(kind: str) -> Any:
             window_size=11,
             max_position_embeddings=256,
         )
-    else:
+    elif kind == "alibi":
         config = transformers.FalconConfig(**sizes, num_hidden_layers=2, alibi=True)
+    else:
+        config = transformers.BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4
+        )
     return drawn(transformers.AutoModelForCausalLM.from_config, config)
 
 
-@pytest.mark.parametrize("kind", ["chunks", "columns", "alibi"])
+@pytest.mark.parametrize("kind", ["chunks", "columns", "alibi", "no positions"])
 def test_models_that_take_no_trees_verify_chains(kind: str) -> None:
     model = _bare(kind)
     options = {"max_new_tokens": NEW, "eos_token_id": None}

@@ -38,7 +38,7 @@ def _on_the_device():
         yield
 
 
-@pytest.fixture(params=["in order", "backwards", "shuffled"] if INTERPRETED else ["at once"])
+@pytest.fixture(params=["backwards", "shuffled"] if INTERPRETED else ["at once"])
 def any_order(request, monkeypatch):
     """Runs the programs of each launch one after another in an order that no kernel may rely on.
 

@@ -144,7 +144,7 @@ def test_negative_values(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_many_values_to_keep(dtype):
-    """More than the list of units has room for."""
+    """In most parts of a row."""
     vocabulary = 20_000
     chosen = [
         (1.0, 0, 0.9, 0.0),

@@ -109,7 +109,7 @@ def test_every_token_has_the_targets_distribution(options, chunk, monkeypatch):
     check_distributions(verified, distributions, [exact(row, **options) for row in draft_logits])
 
 
-@pytest.mark.parametrize("target", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("target", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
 def test_the_draft_may_have_another_shape_than_the_target(target):
     logits, draft_logits = rows(3), rows(2, seed=13)
     for name in ("hot", "top_k"):
@@ -121,8 +121,8 @@ def test_the_draft_may_have_another_shape_than_the_target(target):
         check_distributions(verified, distributions, [exact(row, **shape) for row in draft_logits])
 
 
-@pytest.mark.parametrize("drafted", [1, 4, 16])
-def test_drafts_of_any_length(drafted):
+def test_long_drafts():
+    drafted = 16
     # Alike, so that long drafts are accepted too.
     logits = rows(drafted + 1, 6)
     draft_logits = logits[:drafted] + 0.3 * rows(drafted, 6, seed=14)
@@ -149,37 +149,9 @@ def test_distributions_that_share_no_token_and_distributions_that_share_one():
         )
 
 
-def test_requests_of_all_temperatures_in_one_batch():
-    temperature = torch.tensor([0.0, 0.5, 2.0]).repeat(N)
-    logits, draft_logits = rows(3), rows(2, seed=16)
-    verified = draft_and_verify(
-        logits,
-        draft_logits,
-        seeds=torch.arange(3 * N),
-        shape={},
-        target={"temperature": temperature},
-    )
-    assert (verified.token_ids[::3, 0] == logits[0].argmax()).all()
-    for i, t in enumerate([0.5, 2.0], 1):
-        counts = np.bincount(verified.token_ids[i::3, 0], minlength=VOCABULARY)
-        check_counts(counts, exact(logits[0], temperature=t))
-
-
-def test_what_was_accepted_does_not_steer_what_follows():
-    logits, draft_logits = rows(3), rows(2, seed=17)
-    verified = draft_and_verify(logits, draft_logits, seeds=torch.arange(N), shape={}, target={})
-    first, second = verified.token_ids[verified.lengths >= 2, :2].long().T
-    pairs = np.zeros((VOCABULARY, VOCABULARY))
-    np.add.at(pairs, (first.numpy(), second.numpy()), 1)
-    # An accepted first token has the distribution min(p, q), normalised.
-    accepted = np.minimum(exact(logits[0]), exact(draft_logits[0]))
-    check_counts(pairs, np.outer(accepted / accepted.sum(), exact(logits[1])))
-
-
-@pytest.mark.parametrize("drafted", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("target", "shape"),
-    [({}, {}), ({"temperature": 0.7, "top_p": 0.85}, {"temperature": 1.5, "top_k": 3})],
+    ("drafted", "target", "shape"),
+    [(2, {}, {}), (4, {"temperature": 0.7, "top_p": 0.85}, {"temperature": 1.5, "top_k": 3})],
     ids=["plain", "shaped"],
 )
 def test_decoding_by_drafts_has_the_distribution_of_plain_decoding(drafted, target, shape):

@@ -78,30 +78,14 @@ def verify_many(logits, draft, *, seeds, position=50, parents=None, **options):
     )
 
 
-def in_chunks(*, first):
-    """All options, drawn over several small chunks and over one in turn.
-
-    A token without drafts and the one after some are drawn by the same code: what one test draws
-    over small chunks, the other draws over one.
-    """
-    sizes = itertools.cycle((8, 1024) if first == 8 else (1024, 8))
-    cases = [
-        pytest.param(options, size, id=f"{name}-{size}")
-        for (name, options), size in zip(OPTIONS.items(), sizes, strict=False)
-    ]
-    return pytest.mark.parametrize(("options", "chunk"), cases)
-
-
-@in_chunks(first=8)
-def test_without_drafts(options, chunk, monkeypatch):
-    monkeypatch.setattr(operands, "CHUNK", chunk)
-    logits = rows(1)
-    verified = verify_many(logits, [], seeds=torch.arange(N), **options)
-    counts = np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY)
-    check_counts(counts, exact(logits[0], **options))
-
-
-@in_chunks(first=1024)
+# All options, over one chunk and over several small ones in turn.
+@pytest.mark.parametrize(
+    ("options", "chunk"),
+    [
+        pytest.param(options, chunk, id=f"{name}-{chunk}")
+        for (name, options), chunk in zip(OPTIONS.items(), itertools.cycle([1024, 8]), strict=False)
+    ],
+)
 def test_joint_distribution_of_accepted_and_last_token(options, chunk, monkeypatch):
     monkeypatch.setattr(operands, "CHUNK", chunk)
     logits = rows(3)
@@ -154,27 +138,6 @@ def test_joint_distribution_of_path_and_last_token_of_a_tree(options):
     check_counts(counts, joint)
     # The first token alone has the distribution of plain sampling.
     check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distributions[0])
-
-
-def test_first_token_has_the_same_distribution_with_and_without_drafts():
-    logits = rows(2)
-    distribution = exact(logits[0])
-    for drafted in range(0, VOCABULARY, 5):
-        verified = verify_many(logits, [drafted], seeds=torch.arange(N) - N * drafted)
-        check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distribution)
-        accepted = int((verified.lengths == 2).sum())
-        assert stats.binomtest(accepted, N, distribution[drafted]).pvalue > SIGNIFICANT
-
-
-@pytest.mark.parametrize("options", [{}, {"top_p": 0.7}], ids=["plain", "top_p"])
-def test_chunks_of_a_real_vocabulary(options):
-    vocabulary, n, part = 2600, N if not options else 10_000, 2000
-    logits = rows(1, vocabulary)
-    counts = np.zeros(vocabulary)
-    for start in range(0, n, part):
-        verified = verify_many(logits, [], seeds=torch.arange(start, start + part), **options)
-        counts += np.bincount(verified.token_ids[:, 0], minlength=vocabulary)
-    check_counts(counts, exact(logits[0], **options))
 
 
 def test_noise_is_exponential_far_into_both_tails():
@@ -231,13 +194,3 @@ def test_pairs_of_draws_are_independent(
         1,
     )
     check_counts(pairs, np.outer(distribution, distribution))
-
-
-def test_accepted_drafts_do_not_steer_what_follows():
-    # The token after an accepted draft has its row's distribution, whatever was accepted.
-    logits = rows(2)
-    distribution = exact(logits[1])
-    for drafted in (0, 7, 23):
-        verified = verify_many(logits, [drafted], seeds=torch.arange(N) + 5 * N)
-        followed = verified.token_ids[verified.lengths == 2, 1]
-        check_counts(np.bincount(followed, minlength=VOCABULARY), distribution)

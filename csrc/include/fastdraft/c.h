@@ -17,8 +17,7 @@
  *
  * Structs. Each begins with `size`: set it to sizeof the struct and the rest to 0, as in
  * `fastdraft_propose_options options = {.size = sizeof options};`, so that 0 or NULL is each
- * member's default. Later versions only add members at the end: programs that were compiled against
- * an earlier or a later header work as long as they set no member that the library does not know.
+ * member's default. A struct of another size, so of another version of this header, is refused.
  *
  * Handles. An engine and a datastore may be used by several threads at once. Destroy a handle when
  * no other call uses it. NULL handles are refused with FASTDRAFT_INVALID_VALUE.
@@ -83,12 +82,6 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_open(const char* path,
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_add(fastdraft_datastore* datastore,
                                                          const int32_t* token_ids, int64_t count,
                                                          int64_t prompt_size);
-
-/* Sets the most bytes that a live store may hold; the oldest documents leave as needed. The index
- * keeps its memory and the latest 1,364 tokens stay: where that is more, it is the limit. Writes
- * the limit to `limit` unless that is NULL. */
-FASTDRAFT_C_API fastdraft_status fastdraft_datastore_limit(fastdraft_datastore* datastore,
-                                                           int64_t max_bytes, int64_t* limit);
 
 /* Writes the store to a file, and replaces an earlier file at `path` only once it is complete. */
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_save(const fastdraft_datastore* datastore,
@@ -162,7 +155,6 @@ typedef struct fastdraft_engine_stats {
   int64_t num_bytes;    /* that the indexes of the running requests hold */
   int64_t num_foreign;  /* datastore tokens not drafted, since they are outside the vocabulary */
   int64_t most_drafted; /* the most tokens that one draft can have */
-  int64_t num_refused_offers; /* rows' offers that batches left out since they were wrong */
 } fastdraft_engine_stats;
 
 FASTDRAFT_C_API fastdraft_status fastdraft_engine_get_stats(const fastdraft_engine* engine,
@@ -180,11 +172,6 @@ typedef struct fastdraft_request_options {
    * any other pointer and num_datastores 0. */
   fastdraft_datastore* const* datastores;
   int64_t num_datastores;
-  const int32_t* templates; /* text that parts of the output may look like, one after another */
-  int64_t templates_size;
-  /* Further datastores to draft from, which the request's text does not enter. */
-  fastdraft_datastore* const* read_only;
-  int64_t num_read_only;
 } fastdraft_request_options;
 
 /* Starts a request with a prompt and writes its id to `request`. `options` may be NULL. */
@@ -193,61 +180,21 @@ FASTDRAFT_C_API fastdraft_status fastdraft_add_request(fastdraft_engine* engine,
                                                        const fastdraft_request_options* options,
                                                        fastdraft_request* request);
 
-/* What another drafter, such as EAGLE, guesses for the next step of each row: a tree of tokens, row
- * r's from offsets[r] to offsets[r + 1] - 1. A row without tokens has no offer. A batch leaves out
- * a row's offer with more than 1,024 tokens, an id outside the vocabulary, a parent that is not
- * before its child or a confidence that is not from 0 to 1; fastdraft_propose refuses it. */
-typedef struct fastdraft_offers {
-  size_t size;
-  int32_t kind; /* of fastdraft_engine_offer_kind */
-  const int32_t* token_ids;
-  int64_t count;
-  const int64_t* offsets;   /* one more than rows */
-  const int32_t* parents;   /* as in fastdraft_draft; NULL: chains */
-  const float* confidences; /* how sure the drafter is of each token, 0 to 1; NULL: unknown */
-  double time;   /* what making them took, in the unit of `cost`; with a constant token cost as a
-                    fraction of a step without drafts */
-  int32_t drawn; /* 1: each token was drawn at random from the drafter's distribution, to be
-                    verified against that. A row with such an offer, a chain, drafts just that. */
-} fastdraft_offers;
-
-/* The number of a kind of offers, by its name of 1 to 64 bytes. An engine takes 16 kinds, and only
- * with the drafter FASTDRAFT_CALIBRATED. */
-FASTDRAFT_C_API fastdraft_status fastdraft_engine_offer_kind(fastdraft_engine* engine,
-                                                             const char* name, int32_t* kind);
-
 typedef struct fastdraft_propose_options {
   size_t size;
   const int32_t* limits; /* for each request the most tokens to draft; NULL: the config's limits */
   const double* cost;    /* cost[n - 1]: the time of a forward over n tokens, in any unit */
-  int64_t cost_size;     /* 0: token_cost */
-  double token_cost;     /* instead of the config's, if has_token_cost is not 0 */
-  int32_t has_token_cost;
-  int32_t padded;                 /* 1: the forward pads each row of a batch to the longest draft */
-  const fastdraft_offers* offers; /* `num_offers` of different kinds, 4 at most */
-  int64_t num_offers;
+  int64_t cost_size;     /* 0: the config's token_cost counts */
+  int32_t padded;        /* 1: the forward pads each row of a batch to the longest draft */
 } fastdraft_propose_options;
 
-/* Whether it pays to make an offer of a kind for the next step, which takes `time` for all rows
- * together, as in fastdraft_offers: 1 or 0 for each row is written to `wanted`. `expected`: for
- * each row how many tokens the drafter expects to be accepted of its offer, 0 to 1,024, which need
- * not be calibrated; NULL: it does not say. Call it once a step, before the drafter runs and before
- * fastdraft_propose_batch. The last drafts of the requests are forgotten. */
-FASTDRAFT_C_API fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
-                                                 const fastdraft_request* requests, int64_t rows,
-                                                 const fastdraft_propose_options* options,
-                                                 double time, const float* expected,
-                                                 uint8_t* wanted);
-
-/* From FASTDRAFT_SOURCE_OFFER on: FASTDRAFT_SOURCE_OFFER and the kind of the offer. */
+/* Where a draft token was found. */
 enum {
   FASTDRAFT_SOURCE_CONTEXT = 0,
   FASTDRAFT_SOURCE_PREDICTION = 1,
   FASTDRAFT_SOURCE_DATASTORE = 2, /* one that the request's text enters */
-  FASTDRAFT_SOURCE_READ_ONLY = 3, /* one that it only reads */
-  FASTDRAFT_SOURCE_RUNNING = 4,   /* what another running request has written */
-  FASTDRAFT_SOURCE_TEMPLATE = 5,
-  FASTDRAFT_SOURCE_OFFER = 6
+  FASTDRAFT_SOURCE_READ_ONLY = 3, /* a frozen one */
+  FASTDRAFT_SOURCE_RUNNING = 4    /* what another running request has written */
 };
 
 /* Where a proposal is written: arrays of the caller's with room for `capacity` tokens each. That
@@ -308,13 +255,7 @@ typedef struct fastdraft_stats {
   int64_t accepted;
   int64_t accepted_prediction;
   int64_t rejected_prediction;
-  int64_t num_tokens; /* of the request's text, prompt and output; 0 if it has ended */
 } fastdraft_stats;
-
-/* The counts of a running request. */
-FASTDRAFT_C_API fastdraft_status fastdraft_get_stats(fastdraft_engine* engine,
-                                                     fastdraft_request request,
-                                                     fastdraft_stats* stats);
 
 /* Ends a request and frees its memory. Its text enters its live datastores. `stats` may be NULL. */
 FASTDRAFT_C_API fastdraft_status fastdraft_finish(fastdraft_engine* engine,

@@ -372,7 +372,7 @@ void LiveDatastore::clean_lists() noexcept {
     for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
       if (!is_held(*list)) continue;
       const std::int64_t length = kOrders[list->order];
-      Token tokens[kOrders.front()];
+      Token tokens[kContextTokens];
       log_.copy(latest(*list) - length, length, tokens);
       *hash = orders_[list->order].hash(tokens, length);
       orders_[list->order].prefetch(*hash);
@@ -535,8 +535,9 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
                         const Grow& grow, std::int64_t context) {
   check_tokens(tokens, size, "token_ids");
+  if (size <= context) return check_open();  // what is context alone is held elsewhere
   std::vector<Token> known;
-  if (size > 0 && *std::max_element(tokens, tokens + size) > LiveLog::kLargestToken) {
+  if (*std::max_element(tokens, tokens + size) > LiveLog::kLargestToken) {
     known.assign(tokens, tokens + size);
     for (Token& token : known) token = std::min(token, LiveLog::kUnknown);
     tokens = known.data();
@@ -549,8 +550,7 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
     }
     return;
   }
-  // What is context alone is held elsewhere; else the beginning that is repeated is here too.
-  if (size <= context) return;
+  // What is repeated of a beginning is here too.
   const std::int64_t common = stored_prefix(tokens, size, 0);
   if (common == size && !closed()) return;
   const Samples::Prompt prompt = prompt_of(tokens, common, std::min(prompt_size, size));
@@ -652,6 +652,8 @@ void LiveDatastore::note(Samples::Prompt prompt, std::int64_t size) noexcept {
   try {
     samples_.add({log_.end(), static_cast<std::int32_t>(size), prompt});
   } catch (const std::bad_alloc&) {
+    log_.refund(kMost);
+    return;
   }
   log_.refund(held + kMost - samples_.bytes());
 }

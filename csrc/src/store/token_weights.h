@@ -101,8 +101,9 @@ class TokenWeights {
   static std::uint64_t spread(Token token, std::uint64_t factor) noexcept {
     return (static_cast<std::uint64_t>(token) + 2) * factor;
   }
+  // The high bits of a product depend on all bits of its factors.
   static std::uint16_t place(std::uint64_t hash) noexcept {
-    return static_cast<std::uint16_t>((hash ^ hash >> 32) * 0xE7037ED1A0B428DBu >> 48);
+    return static_cast<std::uint16_t>(hash >> 48);
   }
 
   const std::uint16_t mask_;

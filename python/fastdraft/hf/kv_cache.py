@@ -34,6 +34,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.convolutions import STATE, ConvolutionLayer, convolution_layer, is_convolution
 from fastdraft.hf.device import Transfer, on_device
 from fastdraft.hf.interface import CACHE
 
@@ -299,6 +300,8 @@ class RowCache(RaggedCache):
             `take_over` empties it until `write_back`.
         new_tokens: How many tokens a row grows by at most, once the prompts are in the cache; None
             where that is not known.
+        layer_types: What the model's configuration calls its layers, in which `conv` is a short
+            convolution; None for attention alone.
 
     Raises:
         InvalidValueError: A layer holds state that cannot take back a rejected token.
@@ -309,6 +312,7 @@ class RowCache(RaggedCache):
         prepared: Cache,
         *,
         new_tokens: int | None = None,
+        layer_types: Sequence[str] | None = None,
     ) -> None:
         if type(prepared) is not DynamicCache or prepared.offloading:
             offloaded = "offloaded " if getattr(prepared, "offloading", False) else ""
@@ -316,11 +320,23 @@ class RowCache(RaggedCache):
                 f"{CACHE} must be a DynamicCache, got "
                 f"{offloaded}{type(prepared).__name__}; leave cache_implementation unset"
             )
-        layers = [_row_layer(layer, index) for index, layer in enumerate(prepared.layers)]
+        # A convolution's layer does not store how long the text is; an attention layer does.
+        lengths = [
+            layer.get_seq_length() for layer in prepared.layers if isinstance(layer, DynamicLayer)
+        ]
+        # A model that repeats layers has more of them than it names: Dory.
+        kinds = dict(enumerate(layer_types or ()))
+        layers: list[Any] = []
+        for index, layer in enumerate(prepared.layers):
+            if lengths and is_convolution(layer, kinds.get(index)):
+                layers.append(convolution_layer(layer, index, lengths[0]))
+            else:
+                layers.append(_row_layer(layer, index))
         adds_layers = prepared.layer_class_to_replicate is not None
         super().__init__(
             layers=layers, layer_class_to_replicate=_GrowingLayer if adds_layers else None
         )
+        self._convolutions = [each for each in layers if isinstance(each, ConvolutionLayer)]
         self._prepared = prepared
         self._new_tokens = new_tokens
         self._most: int | None = None
@@ -330,6 +346,8 @@ class RowCache(RaggedCache):
         for layer in self._prepared.layers:
             if isinstance(layer, DynamicLayer):
                 _empty(layer)
+            elif STATE is not None and isinstance(layer, STATE):
+                layer.reset()
 
     def plan(
         self,
@@ -359,6 +377,8 @@ class RowCache(RaggedCache):
             for layer in layers:
                 layer.plan = plan
                 layer.length = max(lengths)
+        for state in self._convolutions:
+            state.prepare(lengths, floors or lengths)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops all rows but `slots` and moves these to the front. Copies only rows that move.
@@ -370,6 +390,8 @@ class RowCache(RaggedCache):
         for layers in self.by_window().values():
             for layer in layers:
                 layer.keep(slots)
+        for state in self._convolutions:
+            state.keep(slots)
 
     def write_back(self, cache: DynamicCache, length: int) -> None:
         """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it.
@@ -377,6 +399,9 @@ class RowCache(RaggedCache):
         Layer after layer, and without them this cache is of no use any more.
         """
         for index, layer in enumerate(self.layers):
+            if isinstance(layer, ConvolutionLayer):
+                layer.write_back(cache.layers[index], length)
+                continue
             if not isinstance(layer, _GrowingLayer) or not layer.buffers:
                 continue
             if index == len(cache.layers):

@@ -96,7 +96,7 @@ class Decoding:
         # Whose forced text is offered: of one grammar, since a step takes one offer of a kind.
         takes_offers = isinstance(self.drafter, Engine) and self.drafter.config.takes_offers
         self._grammar = self.processors.grammar if takes_offers else None
-        if isinstance(self.drafter, Engine) and self.target.masks.takes_trees:
+        if isinstance(self.drafter, Engine) and self.target.takes_trees:
             self._tree_budget = self.drafter.config.tree_budget
             if self._tree_budget is not None:
                 self._successors = Successors()
@@ -120,6 +120,10 @@ class Decoding:
         longest = drafts.longest
         # A wider forward can be the faster one; its further tokens are padding.
         width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
+        if self.target.first_positions is None:
+            # Padding takes places of its own.
+            width = min(width, *(1 + row.room for row in rows))
+        width = max(width, longest + 1)
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
@@ -165,7 +169,7 @@ class Decoding:
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = FlatDrafts.of_batch(batch)
         # Where some were drawn, all are verified as chains.
-        takes_trees = self.target.masks.takes_trees and not drafts.draft_logits
+        takes_trees = self.target.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
 
     def _forced(self) -> Offers | None:

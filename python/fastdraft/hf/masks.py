@@ -60,8 +60,10 @@ class Masks:
         layer_types = getattr(config, "layer_types", None) or getattr(
             config, "attention_layers", None
         )
+        # Convolutions take no mask of these; of a tree's tokens they would see other branches.
+        self._has_convolutions = "conv" in (layer_types or ())
         if layer_types is not None:
-            kinds = sorted(set(layer_types))
+            kinds = sorted(set(layer_types) - {"conv"})
         elif window is not None:
             kinds = ["sliding_attention"]
         elif getattr(config, "attention_chunk_size", None) is not None:
@@ -99,7 +101,7 @@ class Masks:
     @property
     def takes_trees(self) -> bool:
         """Whether the model's layers take the masks of trees."""
-        return self.needed is None
+        return self.needed is None and not self._has_convolutions
 
     def plan(
         self,
@@ -198,7 +200,10 @@ class Masks:
         """The masks of all kinds of layers, as a forward takes them."""
         if len(masks) == 1:
             return masks[0]
-        return dict(zip(self._windows, masks, strict=True))
+        of_kinds: dict[str, Any] = dict(zip(self._windows, masks, strict=True))
+        if self._has_convolutions:
+            of_kinds["conv"] = None
+        return of_kinds
 
 
 def _are_alike(lengths: Sequence[int], frames: Mapping[int | None, Frame]) -> bool:

@@ -153,7 +153,7 @@ class Plan:
             model,
             prepared=self._prepared,
             max_length=config.max_length + self._prepared.get_seq_length(),
-            position_ids=model_kwargs["position_ids"],
+            position_ids=model_kwargs.get("position_ids"),
             kwargs=self._kwargs,
             device=device_of(model, input_ids.device),
         )
@@ -166,7 +166,7 @@ class Plan:
         self._cache: Any
         if type(prepared) is StaticCache:
             self._cache = StaticRowCache(prepared)
-            require_fixed_shapes(config, self._masks)
+            require_fixed_shapes(model, config, self._model_kwargs, self._masks)
             call, compiled = compiled_call(model, config, self._model_kwargs)
             if compiled is not None:
                 self._cache.take_buffers(compiled)
@@ -179,7 +179,12 @@ class Plan:
             )
         else:
             new_tokens = config.max_length - self._input_ids.shape[1]
-            self._cache = RowCache(prepared, new_tokens=new_tokens)
+            text_config = model.config.get_text_config(decoder=True)
+            self._cache = RowCache(
+                prepared,
+                new_tokens=new_tokens,
+                layer_types=getattr(text_config, "layer_types", None),
+            )
         self._shares_keys = shares_keys(model)
 
     def _choose_drafter(self) -> None:
@@ -254,11 +259,12 @@ class Plan:
                 "model must keep its keys and values in the cache that it is given, got "
                 f"{type(model).__name__}, which does not"
             )
+        position_ids = self._model_kwargs.get("position_ids")
         target = self._stepping(
             model,
             cache=cache,
             masks=self._masks,
-            first_positions=self._model_kwargs["position_ids"][..., -1:] + 1 - columns,
+            first_positions=None if position_ids is None else position_ids[..., -1:] + 1 - columns,
             kwargs=self._kwargs,
             home=input_ids.device,
         )
@@ -279,7 +285,8 @@ class Plan:
         # Where the first new token of each row is placed; the furthest of places along several
         # axes.
         furthest = np.full(len(text), columns)
-        furthest += first.reshape(-1, first.shape[-2]).amax(0).numpy(force=True)
+        if first is not None:
+            furthest[:] = columns + first.reshape(-1, first.shape[-2]).amax(0).numpy(force=True)
         shown = self._masks.visible
         if shown is None:
             shown = np.ones((len(text), columns), dtype=bool)

@@ -36,6 +36,8 @@ IMAGE_INPUTS: Final = frozenset(
 )
 # What makes the masks of windows in transformers.
 _WINDOW_MASKS: Final = ("create_chunked_causal_mask", "create_sliding_window_causal_mask")
+# Models that take no several tokens behind a cache, or let a token see those behind it.
+_ONE_BY_ONE: Final = ("cpmant", "prophetnet")
 # Models that keep what they know of images in the key-value cache, where placeholders in the text
 # stand for it.
 _WITH_IMAGES: Final = (
@@ -98,10 +100,6 @@ def require_supported(
             f"model must take a key-value cache, got {type(model).__name__}, for which generate "
             f"makes no {CACHE}"
         )
-    if model_kwargs.get("position_ids") is None:
-        raise InvalidValueError(
-            f"model must take position_ids, got {type(model).__name__}, which places tokens itself"
-        )
     if rows == 1:
         return
     if streams:
@@ -109,6 +107,11 @@ def require_supported(
     if getattr(cache, "_is_user_defined", False):
         # Rows of unequal length do not fit into it.
         raise InvalidValueError(f"{CACHE} is taken for a batch of 1 row, got {rows} rows")
+    if model_kwargs.get("position_ids") is None:
+        # It places tokens by the cache's length, which is that of the longest row.
+        raise InvalidValueError(
+            f"a batch needs a model that takes position_ids, got {type(model).__name__}"
+        )
 
 
 def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
@@ -182,10 +185,10 @@ def _require_causal(model: Any) -> None:
     modules = list(model.modules())
     masks_later = any(getattr(each, "is_causal", False) for each in modules)
     encodes = any(getattr(each, "is_decoder", None) is False for each in modules)
-    if encodes and not masks_later:
+    if model.config.model_type in _ONE_BY_ONE or (encodes and not masks_later):
         raise InvalidValueError(
             f"model must be causal, got {type(model).__name__}, in which a token depends on those "
-            "behind it (an encoder without is_decoder=True?)"
+            "behind it or stands alone in its forward (an encoder without is_decoder=True?)"
         )
 
 
@@ -210,7 +213,7 @@ def require_verifying(
     *,
     prepared: Cache,
     max_length: int,
-    position_ids: torch.Tensor,
+    position_ids: torch.Tensor | None,
     kwargs: dict[str, Any],
     device: torch.device,
 ) -> None:
@@ -221,7 +224,7 @@ def require_verifying(
         model: The model.
         prepared: The cache that `generate` made or was given.
         max_length: How long a text may become.
-        position_ids: Those of the prompts.
+        position_ids: Those of the prompts; `None` for a model that takes none.
         kwargs: What every forward takes besides, as `generate` prepared it.
         device: Where the model takes its inputs.
     """
@@ -232,8 +235,9 @@ def require_verifying(
         )
     cache = DynamicCache()
     ids = torch.ones((1, 2), dtype=torch.int64, device=device)
-    places = position_ids.new_zeros((*position_ids.shape[:-2], 1, 2))
-    options = {**kwargs, "position_ids": places}
+    options = dict(kwargs)
+    if position_ids is not None:
+        options["position_ids"] = position_ids.new_zeros((*position_ids.shape[:-2], 1, 2))
     if "logits_to_keep" in options:
         options["logits_to_keep"] = 2
     inputs: dict[str, Any] = model.prepare_inputs_for_generation(

@@ -340,11 +340,18 @@ class StaticModel(CachedModel):
         """Rows that have ended stay."""
 
 
-def require_fixed_shapes(config: GenerationConfig, masks: Masks) -> None:
+def require_fixed_shapes(
+    model: Any, config: GenerationConfig, model_kwargs: dict[str, Any], masks: Masks
+) -> None:
     """Raises InvalidValueError for what steps of fixed shapes cannot do, and says what to do."""
     otherwise = "leave cache_implementation unset"
     if masks.needed is not None:
         raise InvalidValueError(f"a static cache needs {masks.needed}; {otherwise}")
+    if model_kwargs.get("position_ids") is None:
+        raise InvalidValueError(
+            f"a static cache needs a model that takes position_ids, got {type(model).__name__}; "
+            f"{otherwise}"
+        )
     if config.prefill_chunk_size is not None:
         raise InvalidValueError(
             "prefill_chunk_size must be unset with a static cache, got "

@@ -32,7 +32,7 @@ class CachedModel:
         cache: A `RowCache` or `StaticRowCache`, the keys and values of each row.
         masks: Makes the attention masks that the model cannot make itself.
         first_positions: (..., rows or 1, 1) int64, the position of the first token in the cache, of
-            each row or of all.
+            each row or of all; `None` for a model that places tokens by the cache's length.
         kwargs: Further arguments of every forward, as `generate` prepares them.
         home: The device on which the logits are wanted.
         last_offset: How far behind `first_positions` a token may be placed; those further on are
@@ -47,7 +47,7 @@ class CachedModel:
     model: Any
     cache: Any
     masks: Masks
-    first_positions: torch.Tensor
+    first_positions: torch.Tensor | None
     kwargs: dict[str, Any]
     home: torch.device
     last_offset: int = UNLIMITED
@@ -56,7 +56,9 @@ class CachedModel:
         self.device = device_of(self.model, self.home)
         self.vocabulary = vocabulary_size(self.model)
         # The host adds to these, and sends tokens and positions in one copy.
-        self._first: NDArray[np.int64] = self.first_positions.numpy(force=True)
+        self._first: NDArray[np.int64] | None = None
+        if self.first_positions is not None:
+            self._first = self.first_positions.numpy(force=True)
         # The inputs of the first forward, of which few change; None where the model has to be asked
         # each time.
         plain = _prepares_plainly(self.model) and not any(name in self.kwargs for name in _CUT)
@@ -65,6 +67,7 @@ class CachedModel:
     def _positions(self, offsets: NDArray[np.int64], rows: Sequence[int]) -> NDArray[np.int64]:
         """The positions of tokens that stand `offsets` behind their rows' first, (..., width)."""
         first = self._first
+        assert first is not None
         if first.shape[-2] > 1:
             first = first[..., rows, :]
         return first + offsets
@@ -93,6 +96,15 @@ class CachedModel:
             new = dict.fromkeys(("input_ids", *(name for name in _CHANGING if name in inputs)))
             self._known_inputs = {**inputs, **new} if passed_on else None
         return inputs
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree.
+
+        The model's attention has to take a mask that hides earlier tokens, and the model has to
+        take the positions of tokens from the caller.
+        """
+        return self.masks.takes_trees and self.first_positions is not None
 
     def rows_in_forward(self, running: int) -> int:
         """How many rows a forward has where so many have not ended."""
@@ -181,16 +193,20 @@ class CachedModel:
         mask = self.masks.plan(
             transfer, rows, cached, depths, frames=self.cache.frames, trees=trees
         )
-        offsets = np.minimum(depths + np.array(cached)[:, None], self.last_offset)
-        positions = transfer.add(self._positions(offsets, rows))
-        cut = None
+        positions = cut = None
+        if self._first is not None:
+            offsets = depths + np.array(cached)[:, None]
+            if self.last_offset < UNLIMITED:
+                offsets = np.minimum(offsets, self.last_offset)
+            positions = transfer.add(self._positions(offsets, rows))
         if columns is not None and len(columns) < width:
             cut = transfer.add(columns)
         transfer.send(self.device)
 
         self.cache.prepare()
         kwargs = {**self.kwargs, "attention_mask": None if mask is None else mask()}
-        kwargs["position_ids"] = positions()
+        if positions is not None:
+            kwargs["position_ids"] = positions()
         if "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = width if cut is None else cut()
         logits = self._called(self._inputs(ids(), kwargs))

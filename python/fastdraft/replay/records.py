@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fastdraft.errors import FastdraftError
 
@@ -105,36 +105,22 @@ class RecordWriter:
             if self._file.read(1) != b"\n":
                 self._file.write(b"\n")
 
-    def append(
-        self,
-        *,
-        prompt: str | None = None,
-        output: str | None = None,
-        prompt_ids: ArrayLike | None = None,
-        output_ids: ArrayLike | None = None,
-        reference: str | None = None,
-        reference_ids: ArrayLike | None = None,
-        **fields: Any,
-    ) -> None:
-        """Writes one record.
+    def append(self, **fields: Any) -> None:
+        """Writes one record; fields that are None are left out.
 
-        Text, token ids (a list or a row of integers) or both are taken, of prompt and output at
-        least one each. `fields` are written as they are: `id`, `session`, `model`, ...
+        Args:
+            fields: As the module describes them: `prompt` and `output` as text, `prompt_ids` and
+                `output_ids` as a list or a row of integers, or both; and whatever else.
 
         Raises:
             RecordError: This is no record; nothing was written.
             OSError: The file cannot be written.
         """
         record = {
-            **fields,
-            "prompt": prompt,
-            "output": output,
-            "prompt_ids": _as_list(prompt_ids),
-            "output_ids": _as_list(output_ids),
-            "reference": reference,
-            "reference_ids": _as_list(reference_ids),
+            name: np.asarray(value).tolist() if name.endswith("_ids") else value
+            for name, value in fields.items()
+            if value is not None
         }
-        record = {name: value for name, value in record.items() if value is not None}
         check_record(record, "this call")
         self._write(record)
 
@@ -454,10 +440,6 @@ def _cut(prompt: Any, span: Any, place: str) -> str:
             f"{len(prompt)} characters, got {short(span)}"
         )
     return prompt[span[0] : span[1]]
-
-
-def _as_list(ids: ArrayLike | None) -> Any:
-    return None if ids is None else np.asarray(ids).tolist()
 
 
 def short(value: Any) -> str:

@@ -32,36 +32,28 @@ class TextTokenizer:
         self._load = cache(self._loaded)
 
     @cached_property
-    def _path(self) -> Path | str:
-        return self._named() if callable(self._named) else self._named
-
-    def _file(self, name: str) -> Path | None:
-        """A file of the tokenizer; None where it has none of this name."""
-        path = Path(self._path)
-        if path.exists():
-            file = path / name if path.is_dir() else path.parent / name
-            return file if file.exists() else None
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+    def _path(self) -> Path:
+        """The file, or the folder where it and those beside it lie."""
+        named = self._named() if callable(self._named) else self._named
+        if Path(named).exists():
+            return Path(named)
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
 
         try:
-            return Path(hf_hub_download(str(self._path), name))
-        except EntryNotFoundError:
-            return None
+            return Path(snapshot_download(str(named), allow_patterns=["tokenizer*", "chat_*"]))
         except (OSError, HFValidationError, RuntimeError) as error:
             reason = " ".join(str(error).split())
-            raise TokenizerError(f"cannot load {str(path)!r} as a tokenizer: {reason}") from error
+            raise TokenizerError(f"cannot load {str(named)!r} as a tokenizer: {reason}") from error
 
     def _loaded(self) -> Any:
         from tokenizers import Tokenizer
 
-        path = Path(self._path)
-        file = path if path.is_file() else self._file("tokenizer.json")
+        file = self._path / "tokenizer.json" if self._path.is_dir() else self._path
         try:
-            tokenizer = Tokenizer.from_file(str(file or path / "tokenizer.json"))
+            tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # The library raises nothing narrower.
-            name = file or path / "tokenizer.json"
-            raise TokenizerError(f"cannot load {name} as a tokenizer: {error}") from error
+            raise TokenizerError(f"cannot load {file} as a tokenizer: {error}") from error
         # Truncation and padding in the file are meant for a model's batches.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -93,10 +85,13 @@ class TextTokenizer:
     @cached_property
     def _chat_template(self) -> tuple[str, dict[str, Any]]:
         """The chat template, and the special tokens that it may name."""
-        file = self._file("tokenizer_config.json")
-        config = {} if file is None else json.loads(file.read_text("utf-8"))
-        file = self._file("chat_template.jinja")
-        template = config.get("chat_template") if file is None else file.read_text("utf-8")
+        folder = self._path if self._path.is_dir() else self._path.parent
+        config, template = {}, None
+        if (folder / "tokenizer_config.json").exists():
+            config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+            template = config.get("chat_template")
+        if (folder / "chat_template.jinja").exists():
+            template = (folder / "chat_template.jinja").read_text("utf-8")
         if isinstance(template, list):  # of several, by name
             named = {each["name"]: each["template"] for each in template}
             template = named.get("default")

@@ -37,7 +37,12 @@ def tree_attention_mask(
     grow with the square of max_draft.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    return trees.attention_mask(parents, offsets, max_draft=max_draft)
+    parent = trees.parent_slots(parents, offsets, max_draft=max_draft)
+    slots = parent.shape[1]
+    seen = torch.eye(slots, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
+    for ancestor in trees.doubled(parent):
+        seen = seen | seen.gather(1, ancestor[:, :, None].expand(-1, -1, slots))
+    return seen
 
 
 @torch.no_grad()
@@ -54,4 +59,6 @@ def compaction_indices(path: Tensor) -> Tensor:
         InvalidValueError: it is none.
     """
     check_tensor("path", path, (torch.int32,), dimensions=2)
-    return trees.compaction_indices(path)
+    slot = torch.arange(path.shape[1] + 1, device=path.device).expand(len(path), -1)
+    accepted = torch.nn.functional.pad(path.long() + 1, (1, 0))
+    return torch.where(accepted > 0, accepted, slot)

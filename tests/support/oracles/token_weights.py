@@ -26,8 +26,7 @@ def names(token: int, last: int, second: int, length: int, rival: int) -> list[i
         before ^ lengths,
         both ^ alone,
     )
-    low = [value % 2**64 for value in hashes]
-    return [(value ^ value >> 32) * 0xE7037ED1A0B428DB % 2**64 >> 48 for value in low]
+    return [value % 2**64 >> 48 for value in hashes]
 
 
 class TokenWeights:

@@ -43,6 +43,7 @@ __all__ = ["Scoring", "Stage"]
 
 # A first forward over more tokens than these reads a prompt, or text that others drafted.
 _CATCHING_UP: Final = 3
+_LONGEST: Final = 64
 # Beyond so many tokens a row a forward takes time in proportion to them.
 _WIDEST: Final = 256
 
@@ -121,12 +122,12 @@ class Stage:
         self._accepted: list[int] = []
 
         config = model.config.get_text_config(decoder=True)
-        self._places: int = getattr(config, "max_position_embeddings", None) or UNLIMITED
+        self._places: int | None = getattr(config, "max_position_embeddings", None)
         parameters = inspect.signature(model.forward).parameters
-        if "position_ids" not in parameters:
+        takes_positions = "position_ids" in parameters
+        if not takes_positions and rows > 1:
             raise InvalidValueError(
-                f"assistant must take position_ids, got {type(model).__name__}, which places "
-                "tokens itself"
+                f"a batch needs an assistant that takes position_ids, got {type(model).__name__}"
             )
         kwargs: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in parameters:
@@ -134,13 +135,15 @@ class Stage:
         origin = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
         self._model = CachedModel(
             model,
-            cache=RowCache(DynamicCache(config=config)),
+            cache=RowCache(
+                DynamicCache(config=config), layer_types=getattr(config, "layer_types", None)
+            ),
             masks=Masks(model, visible=None, rows=rows),
-            first_positions=origin,
+            first_positions=origin if takes_positions else None,
             kwargs=kwargs,
             home=model.device,
             # Beyond it may be rows that do not take part, and tokens that stages above drafted.
-            last_offset=self._places - 1,
+            last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
         self._shares_keys = shares_keys(model)
         # The scores that it is given are warped.
@@ -224,7 +227,7 @@ class Stage:
         """How many tokens the model has places for, behind the text of `request`."""
         # The last one drafted is not given to it.
         length = len(self._requests[request].text)
-        return max(self._places - length + 1, 0)
+        return _LONGEST if self._places is None else max(self._places - length + 1, 0)
 
     def draft(
         self,
