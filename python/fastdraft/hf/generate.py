@@ -72,8 +72,8 @@ def generate(
             `Engine` to keep its learning apart; an `AssistantModel` or `Staged` drafts with models.
             Greedy output never depends on it, and samples only where models draft. A draft that is
             a tree is verified whole in one forward; where the model cannot take it (attention other
-            than 'sdpa' and 'eager', layers with other than full or sliding attention, ALiBi, no
-            `position_ids`), the chain in it that promises most is verified instead.
+            than 'sdpa' and 'eager', layers with other than full or sliding attention, ALiBi), the
+            chain in it that promises most is verified instead.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
         templates: Token ids of text that parts of the output may look like, in the same forms: see
