@@ -117,13 +117,126 @@ CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
         [([USER], CALLED)],
     ),
     (
+        LOG,
+        logged(
+            {
+                "system": [{"type": "text", "text": "Be kind."}],
+                "messages": [
+                    USER,
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}
+                        ],
+                    },
+                    {
+                        "role": "user",
+                        "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "5"}],
+                    },
+                ],
+                "tools": [{"name": "look", "input_schema": SCHEMA}],
+            },
+            {"type": "message", "content": [{"type": "text", "text": "hello"}]},
+        ),
+        [([SYSTEM, USER, CALLED, TOLD], SAID)],
+    ),
+    (
+        LOG,
+        logged(
+            {"messages": [USER], "stream": True},
+            events(
+                {"type": "message_start", "message": {"type": "message", "id": "r"}},
+                {"index": 0, "content_block": {"type": "text", "text": ""}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "hel"}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "lo"}},
+                {
+                    "index": 1,
+                    "content_block": {"type": "tool_use", "id": "c1", "name": "look", "input": {}},
+                },
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": '{"at":'}},
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": " 1}"}},
+                {"type": "message_stop"},
+            ),
+        ),
+        [([USER], {**SAID, "tool_calls": [CALL]})],
+    ),
+    (
+        "helicone",
+        {"request_body": {"messages": [USER]}, "response_body": json.dumps(RESPONSE)},
+        [([USER], SAID)],
+    ),
+    (
         "litellm",
         {"messages": [USER], "response": RESPONSE, "model_parameters": {"tools": [TOOL]}},
         [([USER], SAID)],
     ),
+    (
+        "fine-tuning",
+        {"messages": [USER, SAID, USER, CALLED], "tools": [TOOL]},
+        [([USER], SAID), ([USER, SAID, USER], CALLED)],
+    ),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+        [([USER], SAID)],
+    ),
+    ("pairs", {"prompt": "hi", "completion": "hello"}, [("hi", "hello")]),
+    (
+        "pairs",
+        {"instruction": "Say", "input": "hi", "output": "hello"},
+        [("Say\n\nhi", "hello")],
+    ),
+    (
+        "langsmith",
+        {"inputs": {"messages": [USER]}, "outputs": {"choices": [{"message": SAID}]}},
+        [([USER], SAID)],
+    ),
+    ("langfuse", {"input": [USER], "output": SAID}, [([USER], SAID)]),
+    ("langfuse", {"input": "hi", "output": "hello"}, [([USER], SAID)]),
 ]
 
 
+def attributes(**values: Any) -> list[dict[str, Any]]:
+    """As OpenTelemetry's collector writes them."""
+    return [
+        {"key": f"gen_ai.{name}", "value": {"stringValue": value}} for name, value in values.items()
+    ]
+
+
+def part(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+def message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+CALL_PART = part("tool_call", id="c1", name="look", arguments={"at": 1})
+CHAT = {
+    "system_instructions": [part("text", content="Be kind.")],
+    "input.messages": [
+        message("user", part("text", content="hi")),
+        message("assistant", CALL_PART),
+        message("tool", part("tool_call_response", id="c1", response="5")),
+    ],
+    "output.messages": [
+        message("assistant", part("reasoning", content="Well."), part("text", content="hello"))
+    ],
+    "tool.definitions": [TOOL],
+}
+SPANS_OF_A_CHAT = [
+    {"name": "GET", "attributes": [{"key": "n", "value": {"intValue": "5"}}]},
+    {
+        "name": "chat m",
+        "attributes": attributes(**{name: json.dumps(each) for name, each in CHAT.items()}),
+    },
+]
+SPANS = {"resourceSpans": [{"scopeSpans": [{"spans": SPANS_OF_A_CHAT}]}]}
+NUMBERED = {
+    "gen_ai.prompt.0.role": "user",
+    "gen_ai.prompt.0.content": "hi",
+    "gen_ai.completion.0.content": "hello",
+}
 SGLANG = {
     "event": "request.finished",
     "rid": "r",
@@ -131,17 +244,28 @@ SGLANG = {
     "out": {"text": "hello", "output_ids": [3]},
 }
 CASES += [
+    ("otel", SPANS, [([SYSTEM, USER, CALLED, TOLD], SAID)]),
+    ("otel", {"attributes": NUMBERED}, [([USER], SAID)]),
+    ("otel", {"attributes": {"gen_ai.system": "openai"}}, []),
     ("sglang", SGLANG, [([1, 2], [3])]),
     ("sglang", {**SGLANG, "event": "request.received"}, []),
 ]
 BATCH = [
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}},
     {"custom_id": "b", "body": {"prompt": "late"}},
+    {"custom_id": "c", "params": {"messages": [USER]}},
     {"custom_id": "d", "body": {"prompt": "never"}},
     {"custom_id": "b", "response": None, "error": {"code": "expired"}},
     {
         "custom_id": "a",
         "response": {"status_code": 200, "body": {"choices": [{"text": "hello"}]}},
+    },
+    {
+        "custom_id": "c",
+        "result": {
+            "type": "succeeded",
+            "message": {"type": "message", "content": [{"type": "text", "text": "hello"}]},
+        },
     },
 ]
 VLLM = """INFO 11-24 10:00:00 [api_server.py:1] Started.
@@ -210,14 +334,14 @@ def test_each_form_is_known_and_read(form: str, line: Any, expected: list[Any]) 
     assert next(name for name, (applies, _) in FORMS.items() if applies(line)) == form
     found, tokenizer = imported(line)
     assert found == expected
-    has_tools = "tools" in json.dumps(line)
+    has_tools = "tools" in json.dumps(line) or "definitions" in json.dumps(line)
     assert tokenizer.tools in ([], [[TOOL] if has_tools else None] * len(expected))
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
     found, _ = imported(*BATCH[::order])
-    assert found == [("hi", "hello")]
+    assert found == [("hi", "hello"), ([USER], SAID)][::order]
 
 
 def test_vllms_log_is_read() -> None:
@@ -238,6 +362,18 @@ def test_every_form_has_a_case() -> None:
     assert {form for form, _, _ in CASES} | {"openai-batch"} == FORMS.keys()
 
 
+def test_answers_of_one_conversation_are_a_session() -> None:
+    def sessions(line: Any) -> list[str]:
+        text = json.dumps(line).encode()
+        return [each["session"] for each in Importer(Rendered())(JsonLine(1, "f", text, 0))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastdraft.replay.importers.check_record", lambda *_: None)
+        line = {"messages": [USER, SAID, USER, SAID]}
+        assert sessions(line) == ["f"] * 2
+        assert sessions({"id": "s", **line}) == ["s"] * 2
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -247,6 +383,15 @@ def test_every_form_has_a_case() -> None:
         logged({"input": 5}, {"output": []}),
         logged({"messages": [5]}, RESPONSE),
         {"messages": [USER], "response": None, "model_parameters": 5},
+        logged({"messages": [5]}, {"type": "message", "content": []}),
+        {"messages": [5, 6]},
+        {"conversations": [{"from": []}]},
+        {"inputs": {}, "outputs": {}},
+        {"input": 5, "output": 5},
+        {"resourceSpans": [5]},
+        {"attributes": {"gen_ai.input.messages": "[5]", "gen_ai.output.messages": "[5]"}},
+        {"attributes": {"gen_ai.input.messages": "{", "gen_ai.output.messages": "[5]"}},
+        {"attributes": [{"key": "gen_ai.prompt", "value": {}}]},
         {"custom_id": 5},
         {"custom_id": [5], "body": 5},
         {"custom_id": 5, "response": 5},
@@ -274,8 +419,13 @@ def zstd_frames(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd_frames])
-def test_files_are_read_as_they_come(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize("form", ["lines", "array", "indented array"])
+def test_files_are_read_as_they_come(
+    tmp_path: Path, pack: Callable[[bytes], bytes], form: str
+) -> None:
     text = "\n".join(json.dumps(pair, ensure_ascii=False) for pair in PAIRS)
+    if form != "lines":
+        text = json.dumps(PAIRS, indent=1 if "indented" in form else None, ensure_ascii=False)
     log = tmp_path / "log"
     log.write_bytes(pack(text.encode()))
     assert [line.value for line in parse_lines(log)] == PAIRS
@@ -285,6 +435,8 @@ def test_files_are_read_as_they_come(tmp_path: Path, pack: Callable[[bytes], byt
 @pytest.mark.parametrize(
     "content",
     [
+        b"[{}, {",
+        b"[x]",
         b"[" * 100_000,
         b'["\xff"]',
         gzip.compress(b"{}\n{}\n", mtime=0)[:-9],

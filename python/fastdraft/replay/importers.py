@@ -1,8 +1,9 @@
-"""Logs of servers as records.
+"""Logs of many forms as records.
 
-Each form of a line is an entry of the table at the end: what tells it, and what turns it into an
-exchange, `{"request": BODY, "response": BODY}` with the bodies of OpenAI's interfaces. Where a
-request and its answer are lines of their own, each is a part: `{"part_of": ID, ...}`.
+Each form of a line is an entry of the table at the end: what tells it, and what turns it into
+exchanges, `{"request": BODY, "response": BODY}` with the bodies of OpenAI's interfaces or of
+Anthropic's. A conversation gives one for each answer. Where a request and its answer are lines of
+their own, each is a part: `{"part_of": ID, ...}`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from fastdraft.replay.records import JsonLine, RecordError, check_record, parse_object, short
@@ -20,6 +21,9 @@ from fastdraft.replay.tokenizer import TextTokenizer
 __all__ = ["FORMS", "Importer"]
 
 Json = dict[str, Any]
+
+_ROLES: Final = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+"""What ShareGPT and others call them."""
 
 
 class Importer:
@@ -58,9 +62,12 @@ class Importer:
 
     def _records(self, line: JsonLine) -> list[Json]:
         exchange = _server_line(line.text)
-        if exchange is None:
-            if self._is_server_log and line.text.lstrip()[:1] != b"{":
-                return []  # a server logs much else
+        if exchange is not None:
+            self._is_server_log = True
+            exchanges = [exchange]
+        elif self._is_server_log and line.text.lstrip()[:1] != b"{":
+            return []  # a server logs much else
+        else:
             value = line.value
             if _is_record(value):
                 return [value]
@@ -68,16 +75,23 @@ class Importer:
             if form is None:
                 names = ", ".join(value) or "nothing"
                 raise RecordError(f"expected a known form, got a line with {names}")
-            exchange = form(value)
-        else:
-            self._is_server_log = True
-        if "part_of" in exchange:
-            part_of = exchange.pop("part_of")
-            exchange = self._parts.pop(part_of, {}) | exchange
-            if not {"request", "response"} <= exchange.keys():
-                self._parts[part_of] = exchange
-                return []
-        return [] if not exchange else self._answers(exchange, line.place)
+            exchanges = list(form(value))
+            if len(exchanges) > 1:
+                session = str(value.get("id") or line.place)
+                exchanges = [{"session": session, **each} for each in exchanges]
+        joined = [each for part in exchanges if (each := self._joined(part))]
+        return [record for each in joined for record in self._answers(each, line.place)]
+
+    def _joined(self, exchange: Json) -> Json:
+        """An exchange; of one that comes in parts nothing before all are there."""
+        if "part_of" not in exchange:
+            return exchange
+        part_of = exchange.pop("part_of")
+        exchange = self._parts.pop(part_of, {}) | exchange
+        if {"request", "response"} <= exchange.keys():
+            return exchange
+        self._parts[part_of] = exchange
+        return {}
 
     def _answers(self, exchange: Json, place: str) -> list[Json]:
         """A record of each answer to a request."""
@@ -88,7 +102,8 @@ class Importer:
         if response.get("error") is not None:
             self._failed += 1
             return []
-        if "choices" not in response and isinstance(response.get("output"), list):
+        is_responses = isinstance(response.get("output"), list)
+        if "choices" not in response and (is_responses or response.get("type") == "message"):
             request, response = _as_chat(request, response)
         choices = response.get("choices")
         if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
@@ -208,6 +223,19 @@ def _event_stream(text: str) -> Json:
         if isinstance(event.get("response"), dict):
             body = event["response"]  # the last event of /v1/responses has all
             continue
+        if isinstance(event.get("message"), dict):
+            body = {**event["message"], "content": []}  # the first one of Anthropic's
+            continue
+        if "content_block" in event:
+            body["content"].append(event["content_block"])
+            continue
+        if event.get("type") == "content_block_delta":
+            block, delta = body["content"][event["index"]], event["delta"]
+            if "text" in delta:
+                block["text"] += delta["text"]
+            elif "partial_json" in delta:
+                block["arguments"] = block.get("arguments", "") + delta["partial_json"]
+            continue
         body |= {name: event[name] for name in ("id", "model") if name in event}
         for part in event.get("choices") or ():
             index, delta = part.get("index", 0), part.get("delta")
@@ -234,34 +262,72 @@ def _event_stream(text: str) -> Json:
 
 
 def _as_chat(request: Json, response: Json) -> tuple[Json, Json]:
-    """An exchange of /v1/responses as one of /v1/chat/completions."""
-    system = request.get("instructions")
-    messages = [{"role": "system", "content": system}] if system else []
-    tools = [
-        {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-        for tool in request.get("tools") or ()
-    ]
-    parts = list(_messages(response["output"]))
-    answer: Json = {"role": "assistant", "content": "".join(each["content"] for each in parts)}
-    calls = [call for each in parts for call in each.get("tool_calls", ())]
-    if calls:
-        answer["tool_calls"] = calls
-    chat = {**request, "messages": [*messages, *_messages(request["input"])]}
-    return {**chat, "tools": tools or None}, {**response, "choices": [{"message": answer}]}
+    """An exchange of /v1/responses or of Anthropic's messages as one of /v1/chat/completions."""
+    if "output" in response:
+        system, asked, said = request.get("instructions"), request["input"], response["output"]
+    else:
+        system, asked = request.get("system"), request["messages"]
+        said = [{"role": "assistant", "content": response["content"]}]
+    before = [{"role": "system", "content": _text(system)}] if system else []
+    return _chat([*before, *_messages(asked)], _one(_messages(said)), request, response)
+
+
+def _chat(
+    messages: Sequence[Json], answer: Json, request: Json, response: Json
+) -> tuple[Json, Json]:
+    """The bodies of a chat with one answer; they keep what else those of its source hold."""
+    asked = {**request, "messages": list(messages), "tools": _tools(request.get("tools"))}
+    return asked, {**response, "choices": [{"message": answer}]}
 
 
 def _messages(items: Any) -> Iterator[Json]:
-    """The items of /v1/responses as messages of chats."""
+    """Messages of OpenAI's chats, of /v1/responses and of Anthropic's API as those of chats."""
     for item in [{"role": "user", "content": items}] if isinstance(items, str) else items:
-        kind = item.get("type")
+        kind, content = item.get("type"), item.get("content")
         if kind == "function_call":
-            function = {"name": item["name"], "arguments": item["arguments"]}
-            call = {"type": "function", "id": item["call_id"], "function": function}
-            yield {"role": "assistant", "content": "", "tool_calls": [call]}
+            yield {"role": "assistant", "content": "", "tool_calls": [_call(item)]}
         elif kind == "function_call_output":
             yield {"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]}
-        elif kind != "reasoning":
-            yield {"role": item["role"], "content": _text(item["content"])}
+        elif kind == "reasoning":
+            continue
+        elif isinstance(content, list):
+            for block in content:
+                if block.get("type") == "tool_result":
+                    text = _text(block.get("content") or "")
+                    yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+            calls = [_call(block) for block in content if block.get("type") == "tool_use"]
+            texts = [block for block in content if isinstance(block.get("text"), str)]
+            if calls or texts or not content:
+                message = {"role": item["role"], "content": _text(texts)}
+                yield {**item, **message, **({"tool_calls": calls} if calls else {})}
+        else:
+            yield item
+
+
+def _call(item: Json) -> Json:
+    arguments = item.get("arguments") or json.dumps(item["input"])
+    function = {"name": item["name"], "arguments": arguments}
+    return {"type": "function", "id": item.get("call_id") or item.get("id"), "function": function}
+
+
+def _tools(tools: Any) -> list[Json] | None:
+    """Tools of any of the three interfaces as those of chats."""
+    found = []
+    for tool in tools or ():
+        function = dict(tool.get("function", tool))
+        schema = function.pop("input_schema", None)
+        function.pop("type", None)
+        function["parameters"] = function.get("parameters") or schema
+        found.append({"type": "function", "function": function})
+    return found or None
+
+
+def _one(messages: Iterator[Json]) -> Json:
+    """The parts of one answer as one message."""
+    parts = list(messages)
+    calls = [call for part in parts for call in part.get("tool_calls") or ()]
+    text = "".join(part.get("content") or "" for part in parts)
+    return {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
 
 
 _STRING: Final = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|None"""
@@ -316,31 +382,167 @@ def _exchange(**parts: Any) -> Json:
     return exchange
 
 
-def _sglang(line: Json) -> Json:
+def _sglang(line: Json) -> Iterator[Json]:
     """SGLang's log as JSON. Requests that it received are logged again when they finish."""
-    if line["event"] != "request.finished":
-        return {}
-    asked, said = line["obj"], line["out"]
-    return _exchange(
-        prompt=asked.get("text"),
-        prompt_ids=asked.get("input_ids"),
-        output=said.get("text"),
-        output_ids=said.get("output_ids"),
+    if line["event"] == "request.finished":
+        asked, said = line["obj"], line["out"]
+        yield _exchange(
+            prompt=asked.get("text"),
+            prompt_ids=asked.get("input_ids"),
+            output=said.get("text"),
+            output_ids=said.get("output_ids"),
+        )
+
+
+def _litellm(line: Json) -> Iterator[Json]:
+    tools = (line.get("model_parameters") or {}).get("tools")
+    yield {**line, "request": {"messages": line["messages"], "tools": tools}}
+
+
+def _batched(line: Json) -> Iterator[Json]:
+    """A line of the input or of the output of a batch, of OpenAI's or of Anthropic's."""
+    part: Json = {"part_of": ("batch", line["custom_id"]), "id": line["custom_id"]}
+    if "body" in line or "params" in line:
+        yield {**part, "request": line["body"] if "body" in line else line["params"]}
+        return
+    result = line["result"] if "result" in line else line["response"]
+    if result is not None:
+        result = result.get("message") or result.get("body")
+    yield {**part, "response": result}
+
+
+def _conversation(messages: Sequence[Json], tools: Any = None) -> Iterator[Json]:
+    """One exchange for each answer of a conversation."""
+    for at, message in enumerate(messages):
+        if at > 0 and message["role"] == "assistant":
+            request, response = _chat(messages[:at], message, {"tools": tools}, {})
+            yield {"request": request, "response": response}
+
+
+def _share_gpt(line: Json) -> Iterator[Json]:
+    return _conversation(
+        [
+            {"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"]}
+            for turn in line["conversations"]
+        ]
     )
 
 
-def _litellm(line: Json) -> Json:
-    tools = (line.get("model_parameters") or {}).get("tools")
-    return {**line, "request": {"messages": line["messages"], "tools": tools}}
+_ASKED: Final = ("prompt", "instruction", "question")
+_ANSWERED: Final = ("completion", "response", "output", "answer")
 
 
-def _batched(line: Json) -> Json:
-    """A line of the input or of the output of a batch."""
-    part: Json = {"part_of": ("batch", line["custom_id"]), "id": line["custom_id"]}
-    if "body" in line:
-        return {**part, "request": line["body"]}
-    response = line["response"]
-    return {**part, "response": None if response is None else response["body"]}
+def _paired(line: Json) -> Iterator[Json]:
+    prompt = next(line[name] for name in _ASKED if name in line)
+    if isinstance(line.get("input"), str) and line["input"]:
+        prompt = f"{prompt}\n\n{line['input']}"
+    yield _exchange(prompt=prompt, output=next(line[each] for each in _ANSWERED if each in line))
+
+
+def _is_pair(line: Json) -> bool:
+    return all(
+        any(isinstance(line.get(name), str) for name in names) for names in (_ASKED, _ANSWERED)
+    )
+
+
+def _traced(line: Json) -> Iterator[Json]:
+    """Input and output of a call as tracing tools keep them: LangSmith, Langfuse."""
+    asked, said = (line.get(name, line.get(f"{name}s")) for name in ("input", "output"))
+    request = asked if isinstance(asked, dict) else {"messages": asked}
+    messages = list(_messages(request.get("messages") or request["prompt"]))
+    if isinstance(said, dict) and "choices" in said:
+        asked, _ = _chat(messages, {}, request, {})
+        yield {"request": asked, "response": said}
+        return
+    if isinstance(said, str):
+        said = [{"content": said}]
+    elif isinstance(said, dict):
+        said = said.get("messages") or [said]
+    asked, said = _chat(messages, _one(_messages(said)), request, {})
+    yield {"request": asked, "response": said}
+
+
+def _spans(line: Json) -> Iterator[Json]:
+    """Spans of OpenTelemetry: one, or those of a line that its collector writes."""
+    if "resourceSpans" not in line:
+        yield from _span(line)
+        return
+    for resource in line["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                yield from _span(span)
+
+
+def _span(span: Json) -> Iterator[Json]:
+    """The exchange of a span of the GenAI conventions, or of OpenLLMetry's; others have none."""
+    named = [span, *span.get("events", ())]
+    found = {
+        name: value for each in named for name, value in _attributes(each.get("attributes")).items()
+    }
+    asked = _json(found.get("gen_ai.input.messages")) or _numbered(found, "gen_ai.prompt.")
+    said = _json(found.get("gen_ai.output.messages")) or _numbered(found, "gen_ai.completion.")
+    if not asked or not said:
+        return
+    system = _json(found.get("gen_ai.system_instructions"))
+    before = [{"role": "system", "parts": system}] if system else []
+    messages = list(_messages(_from_parts(each) for each in (*before, *asked)))
+    answer = _one(_messages({"role": "assistant", **_from_parts(each)} for each in said))
+    names = {"id": found.get("gen_ai.response.id"), "model": found.get("gen_ai.response.model")}
+    tools = _json(found.get("gen_ai.tool.definitions"))
+    request, response = _chat(messages, answer, {"tools": tools}, names)
+    session = found.get("gen_ai.conversation.id")
+    yield {"request": request, "response": response, "session": session}
+
+
+def _attributes(attributes: Any) -> Json:
+    """OpenTelemetry's attributes, which its collector writes as a list, as an object."""
+    if isinstance(attributes, list):
+        return {each["key"]: _value(each["value"]) for each in attributes}
+    return attributes or {}
+
+
+def _value(value: Json) -> Any:
+    ((kind, content),) = value.items()
+    if kind == "arrayValue":
+        return [_value(each) for each in content.get("values", ())]
+    return _attributes(content["values"]) if kind == "kvlistValue" else content
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _numbered(attributes: Json, prefix: str) -> list[Json]:
+    """The messages of attributes such as gen_ai.prompt.0.role."""
+    messages: dict[int, Json] = {}
+    for name, value in attributes.items():
+        number, _, field = name.removeprefix(prefix).partition(".")
+        if name.startswith(prefix) and number.isdigit() and field in ("role", "content"):
+            messages.setdefault(int(number), {"role": "assistant"})[field] = value
+    return [message for _, message in sorted(messages.items())]
+
+
+def _from_parts(message: Json) -> Json:
+    """A message with the parts of OpenTelemetry as one with the blocks of Anthropic's API."""
+    blocks = []
+    for part in message.get("parts", ()):
+        if part["type"] == "text":
+            blocks.append({"type": "text", "text": part["content"]})
+        elif part["type"] == "tool_call":
+            made = {"id": part.get("id"), "name": part["name"]}
+            blocks.append({"type": "tool_use", **made, "input": part.get("arguments")})
+        elif part["type"] == "tool_call_response":
+            content = part.get("response", part.get("result"))
+            text = content if isinstance(content, str) else json.dumps(content)
+            blocks.append({"type": "tool_result", "tool_use_id": part.get("id"), "content": text})
+    return message if "parts" not in message else {"role": message["role"], "content": blocks}
+
+
+def _is_span(line: Json) -> bool:
+    attributes = line.get("attributes")
+    return "resourceSpans" in line or (
+        isinstance(attributes, dict | list) and "gen_ai." in json.dumps(attributes)
+    )
 
 
 def _is_record(line: Json) -> bool:
@@ -352,10 +554,23 @@ def _has(*names: str) -> Callable[[Json], bool]:
     return lambda line: all(name in line for name in names)
 
 
-FORMS: Final[dict[str, tuple[Callable[[Json], bool], Callable[[Json], Json]]]] = {
+FORMS: Final[dict[str, tuple[Callable[[Json], bool], Callable[[Json], Iterable[Json]]]]] = {
     "openai-batch": (_has("custom_id"), _batched),
-    "openai": (_has("request", "response"), lambda line: line),
+    "openai": (_has("request", "response"), lambda line: [line]),
+    "helicone": (
+        _has("request_body", "response_body"),
+        lambda line: [{"request": line["request_body"], "response": line["response_body"]}],
+    ),
     "litellm": (_has("messages", "response"), _litellm),
+    "otel": (_is_span, _spans),
     "sglang": (_has("event", "rid", "obj"), _sglang),
+    "fine-tuning": (
+        lambda line: isinstance(line.get("messages"), list),
+        lambda line: _conversation(list(_messages(line["messages"])), line.get("tools")),
+    ),
+    "sharegpt": (_has("conversations"), _share_gpt),
+    "pairs": (_is_pair, _paired),
+    "langsmith": (_has("inputs", "outputs"), _traced),
+    "langfuse": (_has("input", "output"), _traced),
 }
 """Of the forms that apply to a line the first is taken."""

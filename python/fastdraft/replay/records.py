@@ -19,6 +19,7 @@ Further fields are kept and not read. Importing this module needs numpy alone:
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -309,7 +310,8 @@ class JsonLine(NamedTuple):
 
 
 def parse_lines(path: Path) -> Iterator[JsonLine]:
-    """The lines of a JSON lines file but for empty ones. It may be packed with gzip or Zstandard.
+    """The lines of a JSON lines file but for empty ones, or the items of an array in a JSON file.
+    Either may be packed with gzip or Zstandard.
 
     Raises:
         RecordError: The file cannot be read.
@@ -324,11 +326,14 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
                 zstd = zstd_module()
                 damage = (*damage, zstd.ZstdError)
                 unpacked = io.BufferedReader(zstd.ZstdFile(file))
+            kind, parts = "line", iter(unpacked)
+            if unpacked.peek(1)[:1] == b"[":
+                kind, parts = "item", _items(unpacked, path)
             at = 0
-            for number, line in enumerate(unpacked, 1):
+            for number, line in enumerate(parts, 1):
                 before, at = at, file.tell()
                 if line.strip():
-                    yield JsonLine(number, f"{path}, line {number}", line, at - before)
+                    yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
     except damage as error:
         reason = getattr(error, "strerror", None) or error
         raise RecordError(f"cannot read {path}: {reason}") from error
@@ -337,6 +342,38 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
 def zstd_module() -> Any:
     """The module that Python has from 3.14 on."""
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
+    """The items of a JSON array, read as far as they are needed."""
+    decoder = json.JSONDecoder()
+    text, at, size = "", 1, 1 << 20
+    reader = codecs.getreader("utf-8")(file)
+    try:
+        while more := reader.read(size):
+            text, at = text[at:] + more, 0 if text else 1
+            while (at := _between(text, at)) < len(text) and text[at] != "]":
+                try:
+                    _, end = decoder.raw_decode(text, at)
+                except json.JSONDecodeError:
+                    break
+                yield text[at:end].encode()
+                at, size = end, 1 << 20
+            # What is longer than a part is not read again for each part that it takes.
+            size = max(size, len(text) - at)
+    except RecursionError as error:
+        raise RecordError(f"{path} is no JSON array: nested too deeply") from error
+    except UnicodeError as error:
+        raise RecordError(f"{path} is no JSON array: {error}") from error
+    if not text[at:].startswith("]"):
+        raise RecordError(f"{path} is no JSON array: what begins at {short(text[at:])} has no end")
+
+
+def _between(text: str, at: int) -> int:
+    """Where the next item begins."""
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
 
 
 def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
