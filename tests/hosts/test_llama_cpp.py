@@ -10,6 +10,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from numpy.typing import NDArray
 
+from doctor import doctor
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import Namespace
@@ -503,3 +505,10 @@ def test_what_cannot_be_drafted_for(tiny: Path, tmp_path: Path) -> None:
         FastdraftDraftModel(open_model(tiny), drafter="fast")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be a llama_cpp\.Llama, got 3"):
         FastdraftDraftModel(3)
+
+
+def test_doctor_finds_this_host() -> None:
+    assert doctor("llama-cpp-python") == (
+        0,
+        f"{version('llama-cpp-python')} (llama-cpp-python), loads fastdraft",
+    )

@@ -22,6 +22,7 @@ import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ import numpy as np
 import pytest
 import torch
 
+from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving import sglang as adapter
@@ -1269,6 +1271,11 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
         assert tokenizer.decode(params["prediction_token_ids"]) == "one two three"
         assert "get_weather" in tokenizer.decode(params["fastdraft_template_ids"])
     assert len(found) == 2
+
+
+def test_doctor_finds_this_host() -> None:
+    found = doctor("SGLang", PYTHONPATH=str(TORCHVISION_ON_CPU))
+    assert found == (0, f"{version('sglang')} (sglang), loads fastdraft")
 
 
 # In the place of the packages, whose beginnings import much that this version has elsewhere.

@@ -177,15 +177,25 @@ def test_each_server_gets_token_ids_in_its_own_field(owner: str, field: str) -> 
     assert [path for path, _ in backend.asked].count("/v1/models") == 1
 
 
-def test_other_servers_get_the_request_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    backend = Backend("somebody")
+@pytest.mark.parametrize(
+    ("owner", "warned"),
+    [
+        ("llamacpp", "predictions have no effect"),
+        ("me", "predictions have no effect"),
+        ("somebody", "somebody"),
+    ],
+)
+def test_other_servers_get_the_request_as_it_is(
+    owner: str, warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Backend(owner)
     body = chat(prediction=content("abc"), tools=TOOLS)
     with proxied(backend) as client:
         for _ in range(3):
             assert client.post(CHAT, json=body).status_code == 200
     assert backend.bodies(CHAT) == [body] * 3
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "somebody" in warning.getMessage()
+    assert warned in warning.getMessage()
     assert [path for path, _ in backend.asked].count("/v1/models") == 1
 
 
@@ -201,7 +211,7 @@ def test_a_server_without_models_is_asked_once_and_one_that_refuses_again() -> N
 
 
 def test_each_key_has_a_namespace_only_where_the_server_is_known() -> None:
-    for owner, status in (("vllm", 200), ("somebody", 400), ("sglang", 200)):
+    for owner, status in (("vllm", 200), ("somebody", 400), ("llamacpp", 400), ("sglang", 200)):
         backend = Backend(owner)
         with proxied(backend, namespace_by_key=True) as client:
             headers = {"Authorization": "Bearer k"}
@@ -222,7 +232,7 @@ def test_a_server_may_be_named() -> None:
     assert "/v1/models" not in [path for path, _ in backend.asked]
 
 
-@pytest.mark.parametrize("owner", ["vllm", "sglang", "somebody"])
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp", "somebody"])
 def test_invalid_predictions_are_refused_before_any_server(owner: str) -> None:
     backend = Backend(owner)
     with proxied(backend) as client:
@@ -484,9 +494,9 @@ def test_bad_urls(url: str, reason: str) -> None:
 
 
 @contextlib.contextmanager
-def commanded(url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def commanded(url: str, *before: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`fastdraft proxy` before a server: its process, and its URL."""
-    code = "from fastdraft.cli import main; main()"
+    code = ";".join([*before, "from fastdraft.cli import main", "main()"])
     command = [sys.executable, "-c", code, "proxy", "--backend", url, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -549,6 +559,35 @@ def test_signals_in_the_middle_of_a_stream(sent: signal.Signals) -> None:
                 assert list(events)[-2:] == ["data: 4", ""]
                 assert process.wait(SECONDS) in (0, -sent)
         backend.go_on.set()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost",
+        b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+    ],
+)
+def test_a_client_that_keeps_the_proxy_waiting_is_left(said: bytes) -> None:
+    backend = Backend()
+    soon = "import fastdraft.serving.http.proxy as p", "p.IDLE_SECONDS = 0.2"
+    with (
+        running(backend) as url,
+        commanded(url, *soon) as (_, own),
+        httpx.stream("POST", own + CHAT, json=chat(stream=True), timeout=SECONDS) as stream,
+    ):
+        events = stream.iter_lines()
+        assert next(events) == "data: 0"
+        with socket.create_connection(own.removeprefix("http://").split(":")) as waiting:
+            waiting.settimeout(SECONDS)
+            waiting.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                assert waiting.recv(1) == b""
+        # It is the server that others wait for.
+        backend.go_on.set()
+        assert list(events)[-2:] == ["data: 4", ""]
 
 
 @pytest.mark.parametrize(

@@ -341,7 +341,7 @@ class _Completion:
         if server is None:
             return self._left_alone(body, "fastdraft does not know which server this is")
         field = server.parameters
-        if self._path not in server.paths:
+        if field is None or self._path not in server.paths:
             if text:
                 self._front.warn_once(
                     "%s passes nothing of a request on to a drafter, so predictions have no effect",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import sys
 from types import FrameType
+from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fastdraft.serving.http.asgi import App
 from fastdraft.serving.http.forward import Forward
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import Server
 
-__all__ = ["create", "serve"]
+__all__ = ["IDLE_SECONDS", "create", "serve"]
+
+IDLE_SECONDS: Final = 30.0
+"""How long a client may keep a connection waiting before it is closed, and at most twice that."""
 
 
 def create(
@@ -48,6 +54,7 @@ def serve(app: App, *, host: str, port: int) -> None:
         app,
         host=host,
         port=port,
+        http=_Connection,
         access_log=False,
         # What the inference server says of itself is passed on.
         server_header=False,
@@ -67,3 +74,36 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         self.force_exit |= sig == signal.SIGINT
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """A client's connection, closed where the client keeps it waiting: for the head of a request,
+    or for more of its body."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._heard = False
+        self._last: Any = None
+        self._wait()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        super().data_received(data)
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._check)
+
+    def _check(self) -> None:
+        request = self.cycle
+        running = request is not None and not request.response_complete
+        waits = not running or (request.more_body and not self.flow.read_paused)
+        moved = request is not self._last or (running and self._heard)
+        if waits and not moved:
+            self.transport.close()
+        else:
+            self._last, self._heard = request, False
+            self._wait()

@@ -26,16 +26,17 @@ class Server:
         title: Its name.
         owners: What it calls itself: `owned_by` of the models in its `/v1/models`.
         parameters: The field of a request that holds the request's own parameters for what runs in
-            the engine.
+            the engine; None where there is none, so that nothing can be passed to a drafter.
         text: The field of the text in what its `/detokenize` answers.
+
         paths: The endpoints that take these parameters.
 
-    It has `/tokenize` and `/detokenize` as vLLM has them.
+    With `parameters`, the server has `/tokenize` and `/detokenize` as vLLM has them.
     """
 
     title: str
     owners: tuple[str, ...]
-    parameters: str
+    parameters: str | None = None
     text: str = "prompt"
     paths: tuple[str, ...] = ("/v1/chat/completions", "/v1/completions")
 
@@ -44,7 +45,12 @@ class Server:
 VLLM: Final = Server("vLLM", ("vllm", "vllm-frontend-rs"), "vllm_xargs", paths=COMPLETIONS)
 SGLANG: Final = Server("SGLang", ("sglang",), "custom_params", "text")
 
-SERVERS: Final = {"vllm": VLLM, "sglang": SGLANG}
+SERVERS: Final = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llama-server": Server("llama-server", ("llamacpp",)),
+    "llama-cpp-python": Server("llama-cpp-python's server", ("me",)),
+}
 """All known servers, by the names that `fastdraft proxy --server` takes."""
 
 
