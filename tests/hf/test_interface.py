@@ -29,6 +29,7 @@ from hf_models import (
     VOCABULARY,
     Forester,
     Generous,
+    TreeBatch,
     assert_decodes,
     drawn,
     edited,
@@ -448,18 +449,24 @@ def test_an_engine_remembers_earlier_requests_in_its_datastore() -> None:
     assert engine.num_requests == 0
 
 
-def test_a_datastore_of_another_tokenizer_is_named_before_it_reaches_the_model() -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)[0].tolist()
-    store = Datastore(max_bytes=1 << 20)
-    for end in range(10, len(plain)):
-        store.add([*plain[end - 10 : end], 2**30, 2**30])
-    engine = Engine(DraftConfig(token_cost=0), datastores=[store])
-    with pytest.raises(
-        InvalidValueError, match=r"got 1073741824: a datastore of another tokenizer"
-    ):
-        hf.generate(model, **inputs, max_new_tokens=60, do_sample=False, drafter=engine)
+class _Foreign(Generous):
+    """Drafts a token that no model here knows, as a datastore of another tokenizer may."""
+
+    def propose_batch(self, requests: Any, **_: Any) -> Any:
+        count = len(requests)
+        return TreeBatch(
+            np.full(count, 2**30, np.int32),
+            np.full(count, -1, np.int32),
+            np.full(count, 0.5, np.float32),
+            np.arange(count + 1, dtype=np.int32),
+        )
+
+
+def test_a_datastore_of_another_tokenizer_is_named_before_it_reaches_the_model(model: Any) -> None:
+    engine, message = _Foreign(), r"got 1073741824: a datastore of another tokenizer"
+    with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(2), max_new_tokens=60, drafter=engine)
+    assert len(forwards) == 1
     assert engine.num_requests == 0
 
 
