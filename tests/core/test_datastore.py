@@ -974,7 +974,7 @@ def test_command_line_holds_few_of_many_short_documents(
         ("x.txt", b"a \xff", r"x\.txt is not UTF-8 text"),
         ("x.npy", b"no array", r"x\.npy is not a \.npy file"),
         ("x.npy", b"PK\x05\x06" + bytes(18), r"x\.npy is not a \.npy file"),
-        ("x.jsonl", b"[" * 100_000, "line 1: nested too deeply"),
+        ("x.jsonl", b"[" * 100_000, "is no JSON array: nested too deeply"),
         ("x.jsonl", b'{"text": "\\ud800"}', "line 1: a string holds half a surrogate pair"),
         ("x.npy", b"", r"x\.npy is not a \.npy file"),
     ],
