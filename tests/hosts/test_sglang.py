@@ -17,6 +17,7 @@ import random
 import runpy
 import subprocess
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -34,13 +35,15 @@ from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving import sglang as adapter
-from fastdraft.serving.metrics import SOURCES
+from fastdraft.serving.metrics import SOURCES, hits_field
 
 TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu"
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _NODES = 12
+# The command of this Python.
+_FASTDRAFT = (sys.executable, "-c", "from fastdraft.cli import main; main()")
 
 
 def _reconstruct_indices_from_tree_mask(
@@ -730,7 +733,7 @@ def test_a_server_says_the_same_with_and_without_logits(
             forwards.append(server.target.forwards)
             server.worker.clear_cache_pool()
             assert corpus.faults == 0
-            hits = corpus.totals(corpus.stats)["hits_offer"]
+            hits = corpus.totals(corpus.stats).get(hits_field("unnamed", "offer"), 0)
             assert (hits > 0) == (value == "1" and texts_of is news)
         assert forwards[1] * gain <= forwards[0]
 
@@ -755,7 +758,10 @@ def test_metrics_are_among_those_of_the_host(
     _serve(server, texts)
     server.worker.clear_cache_pool()
 
-    hits = [_metric("accepted_tokens_total", engine=0, source=each) for each in SOURCES]
+    hits = [
+        _metric("accepted_tokens_total", engine=0, namespace="unnamed", source=each)
+        for each in SOURCES
+    ]
     assert sum(hits) == server.worker.ngram_corpus.stats.accepted > 20
     assert hits[SOURCES.index("context")] > 0
     assert _metric("steps_total", engine=0) > 2
@@ -795,10 +801,11 @@ def test_a_server_drafts_from_what_another_one_said(
         assert server.worker.ngram_corpus.replica.refresh()
 
     def hits(rank: int, source: str) -> float:
-        return _metric("accepted_tokens_total", engine=rank, source=source)
+        return _metric("accepted_tokens_total", engine=rank, namespace="named", source=source)
 
     alone = serve(writer, tenant)
     refresh(writer)
+    subprocess.run([*_FASTDRAFT, "memory", "build", url], check=True)
     # A namespace is fetched once a request of it has come.
     reader.worker.ngram_corpus.begin([_req("first", [1], **tenant), _req("other", [1], **other)])
     reader.worker.ngram_corpus.erase_match_state(["first", "other"])
@@ -1108,6 +1115,28 @@ def test_an_empty_cache_of_the_host_leaves_what_was_said(corpus: adapter.Corpus)
     [tokens], _ = _ask(corpus, [_req("d", [40, 41, 42])])
     assert tokens == [42] + [0] * (_NODES - 1)
     assert corpus.faults == 0
+
+
+def test_long_prompts_are_indexed_beside_the_steps(corpus: adapter.Corpus) -> None:
+    gate = threading.Event()
+    assert corpus._thread is not None
+    prompt = random.Random(0).choices(range(1000), k=20_000)
+    corpus._thread.submit(gate.wait)
+    reqs = [_req("long", prompt), _req("other", [1, 2, 3, 1, 2, 3])]
+    for token in prompt[500:540]:
+        [none, drafted], _ = _ask(corpus, reqs)
+        assert none[1:] == [0] * (_NODES - 1)
+        assert drafted[1:4] == [1, 2, 3]
+        reqs[0].output_ids.append(token)
+    gate.set()
+    corpus.drain()
+    # More was emitted meanwhile than the host shows of a text.
+    [found, _], _ = _ask(corpus, reqs)
+    assert found[1:4] == prompt[540:543]
+    corpus.erase_match_state(["long", "other"])
+    corpus.drain()
+    assert corpus.stats.emitted == 40
+    assert corpus.faults == corpus.refused == corpus.engine.num_requests == 0
 
 
 def test_ranks_draft_the_same(texts: list[tuple[list[int], list[int]]]) -> None:

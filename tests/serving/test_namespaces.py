@@ -1,9 +1,11 @@
-"""Requests of a host at one engine: namespaces and options."""
+"""Requests of a host at one engine: namespaces, options, and long texts."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +68,7 @@ acts = st.lists(
     st.tuples(
         st.integers(0, EVERYBODY),
         words,
-        st.sampled_from(["plain", "predicted", "templates", "apart"]),
+        st.sampled_from(["plain", "predicted", "templates", "corpus", "sibling", "apart"]),
         st.sampled_from(["run", "run", "end", "end", "abort"]),
     ),
     min_size=1,
@@ -74,9 +76,9 @@ acts = st.lists(
 )
 
 
-def spell(owner: int, drawn: list[int]) -> list[int]:
+def spell(owner: int, drawn: list[int], first: int = 0) -> list[int]:
     return [
-        (owner * WIDTH if i > 2 else COMMON * WIDTH) + 10 * word + i
+        (owner * WIDTH + first if i > 2 else COMMON * WIDTH) + 10 * word + i
         for word in drawn
         for i in range(6)
     ]
@@ -93,6 +95,8 @@ def test_no_token_of_one_namespace_is_drafted_in_another(
         params: dict[str, Any] = {
             "predicted": {options.PREDICTION: spell(owner, word[::-1])},
             "templates": {options.TEMPLATES: spell(owner, word[::-1])},
+            "corpus": {options.CORPUS_ID: "c", options.CORPUS: spell(owner, word, first=100)},
+            "sibling": {options.CORPUS_ID: "c"},
             "apart": {options.REMEMBER: False},
         }.get(kind, {})
         here.begin(key, spell(owner, word), NAMES[owner], **params)
@@ -125,6 +129,26 @@ def test_what_was_said_is_drafted_within_a_namespace() -> None:
         here.abort(2)
 
 
+def test_a_corpus_is_shared_by_siblings() -> None:
+    here = make()
+    corpus = list(range(100, 140))
+    here.begin(0, [1], NAMES[1], **{options.CORPUS_ID: "c", options.CORPUS: corpus})
+    here.begin(1, [2], NAMES[1], **{options.CORPUS_ID: "c"})
+    here.begin(2, [3], NAMES[2], **{options.CORPUS_ID: "c"})
+    drafts = here.step({key: [109, 110] for key in range(3)})
+    assert drafts == {0: corpus[11:19], 1: corpus[11:19], 2: []}
+
+
+def test_a_corpus_may_take_the_room_of_its_own_namespace() -> None:
+    here = make(max_bytes=200_000)
+    corpus = list(range(100, 10_100))
+    text = here.begin(0, [1], NAMES[1], **{options.CORPUS_ID: "c", options.CORPUS: corpus})
+    here.drain()
+    assert here.step({0: corpus[-20:-15]}) == {0: corpus[-15:-7]}
+    assert not text.remembered
+    assert here.faults == here.refused == 0
+
+
 def test_an_aborted_request_leaves_nothing() -> None:
     here = make()
     here.begin(0, [*range(10, 40)], {})
@@ -149,6 +173,7 @@ def test_a_switch_that_says_neither_keeps_the_request_apart(value: object) -> No
     [
         {options.NAMESPACE: ""},
         {options.NAMESPACE: 5},
+        {options.CORPUS_ID: [1]},
         {options.PREDICTION: "abc"},
         {options.PREDICTION: [10**12]},
         {options.PREDICTION: [-1]},
@@ -163,12 +188,77 @@ def test_a_wrong_option_costs_its_request_the_drafts_and_hides_no_fault(
 ) -> None:
     here = make()
     here.begin(0, [1, 2], {}, **params)
-    assert here._texts[0].request is None
+    assert not here._texts[0].is_drafted
     assert (here.refused, here.faults) == (1, 0)
     here.begin(1, [1, 2], {})
     here._guard([here._texts[1]], here._observe, [here._texts[1]], [-1], [0, 1])
     assert (here.refused, here.faults) == (1, 1)
     assert ["options are wrong" in record.message for record in caplog.records] == [True, False]
+
+
+def test_long_texts_are_indexed_beside_the_steps() -> None:
+    """Neither a long prompt nor its end is indexed in the caller's step, and nothing is lost."""
+    here, gate = make(max_bytes=1 << 24), threading.Event()
+    assert here._thread is not None
+    prompt = np.random.default_rng(0).integers(0, WIDTH, 100_000).tolist()
+    here._thread.submit(gate.wait)
+    here.begin(0, prompt, {})
+    here.begin(1, [1, 2, 3, 1, 2], {})
+    # The other row has drafts while the long one waits.
+    assert here.engine.num_requests == 1
+    assert here.step({1: [3]})[1][:2] == [1, 2]
+    text = here._texts[0]
+    assert text.request is None and text.is_drafted
+    text.missed.append(np.array(prompt[:20]))
+    gate.set()
+    here.drain()
+    assert here._texts[0].request is not None
+    assert here.step({0: prompt[20:22]})[0] == prompt[22:30]
+
+    gate.clear()
+    here._thread.submit(gate.wait)
+    here.end(0)
+    assert here.engine.num_requests == 2
+    gate.set()
+    here.drain()
+    assert here.engine.num_requests == 1
+    here.begin(2, [], {})
+    assert here.step({2: prompt[-500:-496]})[2] == prompt[-496:-488]
+    assert here.faults == here.refused == 0
+
+
+@pytest.mark.parametrize("end", ["end", "abort"])
+def test_a_long_text_may_end_before_it_is_indexed(end: str) -> None:
+    here, gate = make(max_bytes=1 << 24), threading.Event()
+    assert here._thread is not None
+    prompt = np.random.default_rng(0).integers(0, WIDTH, 10_000).tolist()
+    here._thread.submit(gate.wait)
+    here.begin(0, prompt, {})
+    here._texts[0].missed.append(np.arange(20))
+    getattr(here, end)(0)
+    gate.set()
+    here.drain()
+    assert here.num_requests == here.engine.num_requests == here.faults == 0
+    assert here.stats.emitted == (20 if end == "end" else 0)
+    here.begin(1, [], {})
+    assert (here.step({1: prompt[500:504]})[1] != []) == (end == "end")
+
+
+def test_a_long_text_that_is_refused_is_counted() -> None:
+    here = make()
+    here.begin(0, [-1] * 10_000, {})
+    here.drain()
+    here.begin(1, [-1] * 10_000, {})
+    here.end(1)
+    here.drain()
+    assert (here.refused, here.faults, here.engine.num_requests) == (2, 0, 0)
+
+
+def test_where_all_must_draft_the_same_nothing_is_left_to_a_thread() -> None:
+    here = Host(Engine(), Memory(0), in_step=True)
+    here.begin(0, list(range(10_000)), {})
+    assert here._texts[0].request is not None
+    assert here._thread is None
 
 
 def test_tokens_beyond_the_vocabulary_are_never_drafted(caplog: pytest.LogCaptureFixture) -> None:

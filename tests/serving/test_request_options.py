@@ -12,6 +12,7 @@ import pytest
 from fastdraft import Engine
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.request_options import (
+    MOST_CORPUS_IDS,
     MOST_IDS,
     UNLIMITED,
     RequestOptions,
@@ -28,17 +29,16 @@ def test_nothing_said_is_the_default() -> None:
 def test_all_options() -> None:
     got = request_options(
         json.loads(
-            """{"prediction_token_ids": [1, 2147483647], "fastdraft_template_ids": [],
-            "fastdraft": "on",
-            "fastdraft_remember": true, "fastdraft_namespace": "näme",
-            "fastdraft_lookahead": 3}"""
+            """{"prediction_token_ids": [1, 2], "fastdraft_template_ids": [], "fastdraft": "on",
+            "fastdraft_remember": true, "fastdraft_namespace": "näme", "fastdraft_corpus_id": "c",
+            "fastdraft_corpus_token_ids": [2147483647], "fastdraft_lookahead": 3}"""
         )
     )
-    ids = (got.prediction, got.templates)
-    assert [None if each is None else each.tolist() for each in ids] == [[1, UNLIMITED], []]
+    ids = (got.prediction, got.templates, got.corpus)
+    assert [None if each is None else each.tolist() for each in ids] == [[1, 2], [], [UNLIMITED]]
     assert all(each is not None and each.dtype == np.int32 for each in ids)
-    assert (got.lookahead, got.remember, got.namespace) == (3, True, "näme")
-    Engine().add_request([1], prediction=got.prediction)
+    assert (got.lookahead, got.remember, got.namespace, got.corpus_id) == (3, True, "näme", "c")
+    Engine().add_request([1], prediction=got.corpus)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,8 @@ def test_all_options() -> None:
         "prediction_token_ids",
         "fastdraft_template_ids",
         "fastdraft_namespace",
+        "fastdraft_corpus_id",
+        "fastdraft_corpus_token_ids",
         "fastdraft_lookahead",
     ],
 )
@@ -82,6 +84,7 @@ def test_an_opt_out_never_fails_open(value: object) -> None:
         ("fastdraft_namespace", "a" * 257, "must be a text of 1 to 256 characters, got 'aaaa"),
         ("fastdraft_namespace", "\ud800", r"must be a text of 1 to 256 characters, got '\ud800'"),
         ("fastdraft_namespace", ["a"], "must be a text of 1 to 256 characters, got ['a']"),
+        ("fastdraft_corpus_id", 5, "must be a text of 1 to 256 characters, got 5"),
         ("prediction_token_ids", "abc", "must be a list of token ids, got 'abc'"),
         ("prediction_token_ids", 5, "must be a list of token ids, got 5"),
         ("prediction_token_ids", {"a": 1}, "must be a list of token ids, got {'a': 1}"),
@@ -96,6 +99,7 @@ def test_an_opt_out_never_fails_open(value: object) -> None:
         ("prediction_token_ids", [2**31], f"must be token ids of 0 to {UNLIMITED}, got 2147483648"),
         ("prediction_token_ids", [2**63], f"must be token ids of 0 to {UNLIMITED}, got 922337203"),
         ("fastdraft_template_ids", [5, -1], f"must be token ids of 0 to {UNLIMITED}, got -1"),
+        ("fastdraft_corpus_token_ids", [1], "needs a fastdraft_corpus_id, got none"),
     ],
 )
 def test_what_no_option_may_be(name: str, value: Any, reason: str) -> None:
@@ -122,13 +126,21 @@ def test_a_host_has_names_of_its_own() -> None:
     assert request_options(params, own=["fastdraft_cache_salt"]).lookahead == 2
 
 
-@pytest.mark.parametrize("name", ["prediction_token_ids", "fastdraft_template_ids"])
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("prediction_token_ids", MOST_IDS),
+        ("fastdraft_template_ids", MOST_IDS),
+        ("fastdraft_corpus_token_ids", MOST_CORPUS_IDS),
+    ],
+)
 @pytest.mark.parametrize("kind", [list, np.asarray])
-def test_lists_of_token_ids_have_an_end(name: str, kind: Any) -> None:
-    request_options({name: kind([7] * MOST_IDS)})
-    message = f"^{name} must be at most {MOST_IDS} token ids, got {MOST_IDS + 1}$"
+def test_lists_of_token_ids_have_an_end(name: str, most: int, kind: Any) -> None:
+    ids = kind([7] * most)
+    request_options({name: ids, "fastdraft_corpus_id": "c"})
+    message = f"^{name} must be at most {most} token ids, got {most + 1}$"
     with pytest.raises(InvalidValueError, match=message):
-        request_options({name: kind([7] * (MOST_IDS + 1))})
+        request_options({name: kind([7] * (most + 1)), "fastdraft_corpus_id": "c"})
 
 
 def test_messages_are_short() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -474,6 +475,28 @@ def test_what_cannot_be_read_at_all_costs_drafts() -> None:
     Host(drafter)
     assert drafter.propose([[1], [2]], None, None) == [[], []]  # type: ignore[arg-type]
     assert drafter.faults == 1
+
+
+def test_a_long_prompt_is_indexed_beside_the_steps() -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0, length=200_000))
+    host, gate = Host(drafter, length=200_000), threading.Event()
+    assert drafter._thread is not None
+    long = np.random.default_rng(0).integers(0, VOCABULARY, 100_000).tolist()
+    drafter._thread.submit(gate.wait)
+    host.add("long", Job(long, long[500:540]))
+    host.add("other", copying(output=60))
+    for _ in range(3):
+        drafts = host.step()
+    assert drafts["other"] and not drafts["long"]
+    assert host.jobs["long"].said == 3
+    gate.set()
+    drafter.drain()
+    assert host.step()["long"] == long[504:512]
+    host.run()
+    drafter.drain()
+    assert drafter.stats.emitted == 100
+    assert len(drafter.memory.of(None)[0]) > 100_000
+    assert drafter.faults == drafter.num_requests == drafter.engine.num_requests == 0
 
 
 def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture) -> None:

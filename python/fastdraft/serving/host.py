@@ -6,10 +6,13 @@ import atexit
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory, Offers
@@ -17,13 +20,18 @@ from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError, RequestLimitError
 from fastdraft.faults import Faults
 from fastdraft.fleet import Replica
-from fastdraft.serving.metrics import SOURCES, Totals
+from fastdraft.serving.metrics import SOURCES, Totals, hits_field
 from fastdraft.serving.request_options import UNLIMITED, RequestOptions, request_options
 
 __all__ = ["KEY_VARIABLE", "HostRequests", "Namespace", "Text", "share", "watch"]
 
 KEY_VARIABLE: Final = "FASTDRAFT_MEMORY_KEY"
 """In the environment: the operator's key for what is saved or published."""
+
+_LONG: Final = 4096
+"""So many tokens are indexed in about half a millisecond; more are left to a thread."""
+_MOST_WAITING: Final = 1 << 24
+"""The most tokens that wait for the thread. Beyond them a host indexes in its own step again."""
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +48,23 @@ class Text:
     """Whether its text enters the memory."""
     namespace: Namespace | None = None
     """Whose text it shares; None: of all that name no namespace."""
+    indexing: Future[_Indexed] | None = None
+    """What a thread is indexing; then `request` is None."""
+    missed: list[Any] = field(default_factory=list)
+    """What it has emitted meanwhile."""
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether the engine knows it, or soon will."""
+        return self.request is not None or self.indexing is not None
+
+    @property
+    def namespace_class(self) -> str:
+        """Whether it shares text with those of its namespace, "named", with those that name none,
+        "unnamed", or with none, "apart"."""
+        if not self.remembered:
+            return "apart"
+        return "unnamed" if self.namespace is None else "named"
 
 
 class Namespace(NamedTuple):
@@ -51,6 +76,14 @@ class Namespace(NamedTuple):
     """What keeps requests apart in the host's own cache of prefixes."""
     name: str | None = None
     """The name that the request gives, as a parameter."""
+
+
+class _Indexed(NamedTuple):
+    """What the engine knows of a request that it has just got."""
+
+    request: int
+    remembered: bool
+    namespace: Namespace | None
 
 
 TextT = TypeVar("TextT", bound=Text)
@@ -126,7 +159,8 @@ class HostRequests(Generic[TextT]):
     the requests concerned go on without drafts. A request whose own options are wrong goes on
     without drafts too, and is counted in `refused`.
 
-    Not thread-safe.
+    Not thread-safe, but for its own thread, which takes up and ends requests of much text, in the
+    order of the calls: `drain` waits for it. Until a request is indexed it has no drafts.
 
     Args:
         engine: What drafts.
@@ -135,6 +169,8 @@ class HostRequests(Generic[TextT]):
         shared: Names of namespaces, of the base model and without a salt, that all requests read.
         replica: Shares the memory with other processes.
         own_options: Names beginning with "fastdraft" that the host itself puts among the options.
+        in_step: Whether all is indexed in the call that asks for it: for a host that calls from a
+            thread of its own, and for one whose ranks must all draft the same.
 
     Attributes:
         engine: What drafts.
@@ -151,6 +187,7 @@ class HostRequests(Generic[TextT]):
         shared: Sequence[str] = (),
         replica: Replica | None = None,
         own_options: Sequence[str] = (),
+        in_step: bool = False,
     ) -> None:
         self.engine = engine
         self.memory = memory
@@ -162,12 +199,15 @@ class HostRequests(Generic[TextT]):
         self._own_options = own_options
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
-        # Accepted tokens of finished requests, by field.
-        self._hits = {f"hits_{source}": 0.0 for source in SOURCES}
+        self._hits: dict[str, float] = {}  # accepted tokens of finished requests, by field
+        self._lock = threading.Lock()  # of what both threads count
         self._steps = 0  # calls for drafts
         self._seconds = 0.0  # the time in them
         self._memory_bytes: int | None = None  # of the memory; None: not counted since a change
         self._warned_of_foreign = False
+        # Its thread starts with its first task.
+        self._thread = None if in_step else ThreadPoolExecutor(1, "fastdraft-index")
+        self._waiting: list[tuple[Future[Any], int]] = []  # its tasks, and their tokens
 
     @property
     def faults(self) -> int:
@@ -198,8 +238,11 @@ class HostRequests(Generic[TextT]):
 
         O(stores) after a change of the memory, else O(1).
         """
-        if self._memory_bytes is None:
-            self._memory_bytes = self.memory.bytes
+        with self._lock:
+            hits = dict(self._hits)
+            if self._memory_bytes is None:
+                self._memory_bytes = self.memory.bytes
+            memory_bytes = self._memory_bytes
         return {
             "accepted_prediction_tokens": stats.accepted_prediction_tokens,
             "rejected_prediction_tokens": stats.rejected_prediction_tokens,
@@ -209,14 +252,24 @@ class HostRequests(Generic[TextT]):
             "seconds": self._seconds,
             "requests": self.engine.num_requests,
             "request_bytes": self.engine.num_bytes,
-            "datastore_bytes": self._memory_bytes,
-            **self._hits,
+            "datastore_bytes": memory_bytes,
+            **hits,
         }
 
     @property
     def num_requests(self) -> int:
         """How many requests are known, drafted for or not."""
         return len(self._texts)
+
+    def drain(self) -> None:
+        """Waits until all requests that were added are indexed, and all that ended are remembered.
+
+        No step needs it.
+        """
+        for task, _ in self._waiting:
+            with contextlib.suppress(Exception):  # told where it is met
+                task.result()
+        self._settle()
 
     def _add(
         self,
@@ -240,38 +293,100 @@ class HostRequests(Generic[TextT]):
         """
         try:
             options = request_options(params, self._own_options)
-            text.lookahead = options.lookahead
-            if text.lookahead:
-                named = Namespace(adapter, salt, options.namespace)
-                text.namespace = None if named == Namespace() else named
-                self._index(text, token_ids, options, remember=options.remember and not apart)
-        except (InvalidValueError, RequestLimitError) as error:
-            what = "a request goes on without drafts, since its options are wrong"
-            self._refused.add(what, error)
+        except InvalidValueError as error:
+            self._refuse(error)
+            return
+        text.lookahead = options.lookahead
+        if not text.lookahead:
+            return
+        named = Namespace(adapter, salt, options.namespace)
+        namespace = None if named == Namespace() else named
+        options = options._replace(remember=options.remember and not apart)
+        known = np.asarray(token_ids)
+        size = sum(
+            len(part)
+            for part in (known, options.prediction, options.templates, options.corpus)
+            if part is not None
+        )
+        if self._is_long(size):
+            text.indexing = self._later(size, self._index, known.copy(), options, namespace)
+            return
+        with self._refusing():
+            self._take_up(text, self._index(known, options, namespace))
 
     def _index(
-        self, text: TextT, token_ids: ArrayLike, options: RequestOptions, *, remember: bool
-    ) -> None:
+        self, token_ids: ArrayLike, options: RequestOptions, namespace: Namespace | None
+    ) -> _Indexed:
         """Gives the engine a request. Raises FastdraftError."""
         own: list[Datastore] = []
         read: list[Datastore] = []
-        if remember:
-            own = self.memory.of(text.namespace)
-            shared = [name for name in self._shared if name != text.namespace]
+        if options.remember:
+            own = self.memory.of(namespace)
+            shared = [name for name in self._shared if name != namespace]
             read = self.memory.find(shared)
             if self.replica is not None:
-                read += self.replica.find([text.namespace, *shared])
+                read += self.replica.find([namespace, *shared])
+            if options.corpus_id is not None:
+                read += self.memory.corpus(namespace, options.corpus_id, options.corpus)
             # Where the memory holds few stores, one may have left to make room for another.
             own, read = ([store for store in each if not store.closed] for each in (own, read))
-        text.request = self.engine.add_request(
+        request = self.engine.add_request(
             token_ids,
             prediction=options.prediction,
             templates=options.templates,
             datastores=own,
             read_only=[*read, *self._frozen],
         )
-        text.remembered = bool(own)
+        return _Indexed(request, bool(own), namespace)
+
+    def _take_up(self, text: TextT, indexed: _Indexed) -> None:
+        text.request, text.remembered, text.namespace = indexed
         self._memory_bytes = None
+
+    def _refuse(self, error: Exception) -> None:
+        self._refused.add("a request goes on without drafts, since its options are wrong", error)
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Counts what a request's own tokens are refused for."""
+        try:
+            yield
+        except (InvalidValueError, RequestLimitError) as error:
+            self._refuse(error)
+
+    def _is_long(self, size: int) -> bool:
+        """Whether indexing so many tokens is left to the thread."""
+        if self._thread is None or size < _LONG:
+            return False
+        waiting = sum(tokens for task, tokens in self._waiting if not task.done())
+        return waiting + size <= _MOST_WAITING
+
+    def _later(self, size: int, call: Callable[..., ResultT], *args: Any) -> Future[ResultT]:
+        """Has the thread call, behind what it was told to do before."""
+        assert self._thread is not None
+        task = self._thread.submit(call, *args)
+        self._waiting.append((task, size))
+        return task
+
+    def _settle(self) -> None:
+        """Takes up what the thread has indexed. O(requests of much text that are new or ended)."""
+        if not self._waiting:
+            return
+        for text in self._texts.values():
+            if text.indexing is not None and text.indexing.done():
+                self._guard([text], self._catch_up, text)
+        self._waiting = [each for each in self._waiting if not each[0].done()]
+
+    def _catch_up(self, text: TextT) -> None:
+        """Takes up a request that is indexed, and what it has emitted meanwhile."""
+        assert text.indexing is not None
+        indexing, text.indexing = text.indexing, None
+        missed, text.missed = text.missed, []
+        with self._refusing():
+            self._take_up(text, indexing.result())
+        if text.request is not None:
+            for emitted in missed:
+                self.engine.observe(text.request, emitted)
 
     def _observe(
         self,
@@ -314,34 +429,54 @@ class HostRequests(Generic[TextT]):
 
     def _end(self, keys: Iterable[Hashable]) -> None:
         """Ends requests; unknown ones are skipped."""
+        self._settle()
         for key in keys:
             text = self._texts.pop(key, None)
-            if text is not None:
-                if text.request is not None:
-                    self._guard([text], self._finish, text)
-                self._guard([], self._ended, text)
+            if text is None:
+                continue
+            size = 0
+            if text.request is not None:
+                size = self._guard([text], self.engine.num_tokens, text.request) or 0
+            if text.indexing is not None or self._is_long(size):
+                self._later(size, self._close, text)
+            else:
+                self._close(text)
+
+    def _close(self, text: TextT) -> None:
+        if text.is_drafted:
+            self._guard([text], self._finish, text)
+        self._guard([], self._ended, text)
 
     def _finish(self, text: TextT) -> None:
         """Ends a request that is drafted for, so that it is remembered."""
-        assert text.request is not None
+        if text.indexing is not None:
+            self._catch_up(text)  # the thread has indexed it before
+        if text.request is None:
+            return
         if text.remembered:
             self.memory.of(text.namespace)  # makes room for its text
         self._conclude(text, self.engine.finish(text.request))
 
     def _ended(self, text: TextT) -> None:
-        """The request is through, and its counts are known."""
+        """The request is through, and its counts are known. Called on the thread too."""
 
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
-        """Takes the counts of a request that the engine has ended."""
+        """Takes the counts of a request that the engine has ended. Called on the thread too."""
         found = (*stats.accepted_by_source, stats.accepted - sum(stats.accepted_by_source))
-        self._memory_bytes = None
-        self._finished += stats
-        for source, count in zip(SOURCES, found, strict=True):
-            self._hits[f"hits_{source}"] += count
+        with self._lock:
+            self._memory_bytes = None
+            self._finished += stats
+            for source, count in zip(SOURCES, found, strict=True):
+                field = hits_field(text.namespace_class, source)
+                self._hits[field] = self._hits.get(field, 0.0) + count
 
     def _give_up(self, text: TextT) -> None:
         """Leaves the request without drafts from here on."""
         request, text.request = text.request, None
+        indexing, text.indexing = text.indexing, None
+        if indexing is not None:
+            assert self._thread is not None
+            self._waiting.append((self._thread.submit(self._cancel, indexing), 0))
         if request is not None:
             # After an error the engine may no longer know the request, and what keeps the counts
             # may be broken. Nothing can be done about either.
@@ -349,6 +484,10 @@ class HostRequests(Generic[TextT]):
                 stats = self.engine.stats(request)
                 self.engine.cancel(request)
                 self._conclude(text, stats)
+
+    def _cancel(self, indexing: Future[_Indexed]) -> None:
+        if indexing.exception() is None:
+            self.engine.cancel(indexing.result().request)
 
     def _guard(
         self, texts: Iterable[TextT], call: Callable[..., ResultT], *args: Any

@@ -103,7 +103,8 @@ class FastdraftDraftModel(HostRequests[Text]):
                 "drafts are chosen by the times that llama.cpp measures: no_perf must be False, "
                 "got True"
             )
-        super().__init__(engine, Memory(0) if memory is None else memory)
+        # There is no other row that would wait for a long prompt.
+        super().__init__(engine, Memory(0) if memory is None else memory, in_step=True)
         self.namespace: str | None = None
         self._cost = StepLatency.of(llama, _device_type(llama))
         self._context = llama.ctx

@@ -14,12 +14,14 @@ from typing import Final, NamedTuple, TypeAlias
 __all__ = [
     "FIELDS",
     "METRICS",
+    "NAMESPACES",
     "SOURCES",
     "Labels",
     "Metric",
     "Registry",
     "Totals",
     "exposition",
+    "hits_field",
     "prometheus",
 ]
 
@@ -27,6 +29,9 @@ Totals: TypeAlias = Mapping[str, float]
 """What one engine did since it started, and what it holds now: values of FIELDS, or of some."""
 
 Labels: TypeAlias = Mapping[str, str]
+
+NAMESPACES: Final = ("unnamed", "named", "apart")
+"""The classes of namespaces: see `Text.namespace_class`."""
 
 SOURCES: Final = (
     "context",
@@ -49,6 +54,11 @@ class Metric(NamedTuple):
     kind: str
     description: str
     fields: Mapping[str, Labels]
+
+
+def hits_field(namespace: str, source: str) -> str:
+    """The field of accepted tokens of one class of namespaces, and of one source."""
+    return f"{namespace}_{source}"
 
 
 def _one(field: str, kind: str, description: str) -> Metric:
@@ -87,7 +97,11 @@ METRICS: Final = (
         "fastdraft_accepted_tokens_total",
         "counter",
         "Draft tokens of finished requests that the model emitted.",
-        {f"hits_{source}": {"source": source} for source in SOURCES},
+        {
+            hits_field(namespace, source): {"namespace": namespace, "source": source}
+            for namespace in NAMESPACES
+            for source in SOURCES
+        },
     ),
     Metric(
         "fastdraft_fleet_faults_total",

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from fastdraft.errors import InvalidValueError
 
 __all__ = [
+    "CORPUS",
+    "CORPUS_ID",
     "LOOKAHEAD",
+    "MOST_CORPUS_IDS",
     "MOST_IDS",
     "NAMESPACE",
     "OPTIONS",
@@ -38,12 +41,16 @@ REMEMBER: Final = "fastdraft_remember"
 """False keeps the request and the memory of earlier requests apart."""
 NAMESPACE: Final = "fastdraft_namespace"
 """The name of those with whom the request shares text: it sees no others' text, nor they its."""
+CORPUS_ID: Final = "fastdraft_corpus_id"
+"""The name of a corpus that a request of the namespace has brought."""
+CORPUS: Final = "fastdraft_corpus_token_ids"
+"""The token ids of that corpus; requests that follow may name it alone."""
 SWITCH: Final = "fastdraft"
 """"off" indexes and drafts nothing for the request."""
 LOOKAHEAD: Final = "fastdraft_lookahead"
 """The longest draft that the request wants."""
 
-OPTIONS: Final = (PREDICTION, TEMPLATES, REMEMBER, NAMESPACE, SWITCH, LOOKAHEAD)
+OPTIONS: Final = (PREDICTION, TEMPLATES, REMEMBER, NAMESPACE, CORPUS_ID, CORPUS, SWITCH, LOOKAHEAD)
 
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
 """More tokens than any text has."""
@@ -51,6 +58,8 @@ UNLIMITED: Final = int(np.iinfo(np.int32).max)
 MOST_IDS: Final = 1 << 17
 """The most token ids of a prediction, and of templates: a host indexes them between two steps of
 all its requests."""
+MOST_CORPUS_IDS: Final = 1 << 20
+"""The most token ids of a corpus."""
 
 _LONGEST_NAME: Final = 256
 
@@ -63,6 +72,8 @@ class RequestOptions(NamedTuple):
     remember: bool = True
     """Whether it shares text with the memory of earlier and later requests."""
     namespace: str | None = None
+    corpus_id: str | None = None
+    corpus: NDArray[np.int32] | None = None
     prediction: NDArray[np.int32] | None = None
     templates: NDArray[np.int32] | None = None
 
@@ -86,12 +97,18 @@ def request_options(params: Mapping[str, Any], own: Collection[str] = ()) -> Req
             close = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
             meant = f"; is it {close[0]}?" if close else ""
             raise InvalidValueError(f"{reprlib.repr(name)[1:-1]} is no option of a request{meant}")
+    corpus_id = _name(params, CORPUS_ID)
+    corpus = _ids(params, CORPUS, MOST_CORPUS_IDS)
+    if corpus is not None and corpus_id is None:
+        raise InvalidValueError(f"{CORPUS} needs a {CORPUS_ID}, got none")
     return RequestOptions(
         lookahead=_lookahead(params),
         remember=_switch(params, REMEMBER, True, False),
-        namespace=_namespace(params),
-        prediction=_ids(params, PREDICTION),
-        templates=_ids(params, TEMPLATES),
+        namespace=_name(params, NAMESPACE),
+        corpus_id=corpus_id,
+        corpus=corpus,
+        prediction=_ids(params, PREDICTION, MOST_IDS),
+        templates=_ids(params, TEMPLATES, MOST_IDS),
     )
 
 
@@ -120,14 +137,13 @@ def _switch(params: Mapping[str, Any], name: str, on: object, off: object) -> bo
     raise InvalidValueError(f"{name} must be {on!r} or {off!r}, got {reprlib.repr(value)}")
 
 
-def _namespace(params: Mapping[str, Any]) -> str | None:
-    value = params.get(NAMESPACE)
+def _name(params: Mapping[str, Any], name: str) -> str | None:
+    value = params.get(name)
     if value is None:
         return None
     if not (isinstance(value, str) and 1 <= len(value) <= _LONGEST_NAME and _is_text(value)):
         raise InvalidValueError(
-            f"{NAMESPACE} must be a text of 1 to {_LONGEST_NAME} characters, got "
-            f"{reprlib.repr(value)}"
+            f"{name} must be a text of 1 to {_LONGEST_NAME} characters, got {reprlib.repr(value)}"
         )
     return value
 
@@ -141,13 +157,13 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _ids(params: Mapping[str, Any], name: str) -> NDArray[np.int32] | None:
+def _ids(params: Mapping[str, Any], name: str, most: int) -> NDArray[np.int32] | None:
     value = params.get(name)
     if value is None:
         return None
     # The length first: what is refused for it should not be converted.
-    if hasattr(value, "__len__") and not isinstance(value, str) and len(value) > MOST_IDS:
-        raise InvalidValueError(f"{name} must be at most {MOST_IDS} token ids, got {len(value)}")
+    if hasattr(value, "__len__") and not isinstance(value, str) and len(value) > most:
+        raise InvalidValueError(f"{name} must be at most {most} token ids, got {len(value)}")
     try:
         ids = np.asarray(value)
     except ValueError:  # lists of different lengths

@@ -37,7 +37,7 @@ class Corpus(HostRequests[RequestText]):
     """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
 
     Each rank of a tensor-parallel group has one, and all must draft the same. They do, since they
-    get the same calls, and nothing here depends on a clock.
+    get the same calls, and nothing here depends on a clock or, with several ranks, on a thread.
 
     Not thread-safe: SGLang calls it from the thread that schedules.
     """
@@ -99,6 +99,7 @@ class Corpus(HostRequests[RequestText]):
             list(map(Datastore.open, paths)),
             shared=names_of("FASTDRAFT_SHARED_NAMESPACES", ","),
             replica=replica_of(memory, server_args),
+            in_step=getattr(server_args, "tp_size", 1) > 1,
         )
         self._width = draft_token_num
         self._vocabulary = vocabulary
@@ -136,7 +137,7 @@ class Corpus(HostRequests[RequestText]):
         own_key = None if key == adapter else key
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
-        text.prompt_size = len(prompt)
+        text.prompt_size, text.begun = len(prompt), len(req.output_ids)
         most = req.sampling_params.max_new_tokens
         if most is not None and most - len(req.output_ids) < 2:
             # One token follows every draft.
@@ -149,7 +150,7 @@ class Corpus(HostRequests[RequestText]):
             adapter=adapter,
             salt=None if salt is None and own_key is None else (salt, own_key),
         )
-        if self._drafts_from_logits and text.request is not None:
+        if self._drafts_from_logits and text.is_drafted:
             text.successors = Successors(slots=_SLOTS)
 
     def batch_get(
@@ -173,6 +174,7 @@ class Corpus(HostRequests[RequestText]):
         what they said and one for what they offer; O(requests * nodes^2).
         """
         started = time.perf_counter()
+        self._settle()
         tokens = np.zeros((len(req_ids), self._width), dtype=np.int64)
         tokens[:, 0] = [tail[-1] for tail in batch_tokens]
         parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
@@ -258,14 +260,19 @@ class Corpus(HostRequests[RequestText]):
     def _emitted(self, row: Row) -> Sequence[int]:
         """The last tokens of a text that the engine does not have yet."""
         assert row.text.request is not None
-        missing = row.total - self.engine.num_tokens(row.text.request)
-        reach = len(row.tail)
-        if not 0 <= missing <= reach:
+        known = self.engine.num_tokens(row.text.request)
+        missing, reach = row.total - known, len(row.tail)
+        # Those before the tail were emitted while the prompt was indexed.
+        size = row.text.prompt_size
+        before = (
+            row.text.output_ids[known - size : row.total - reach - size] if missing > reach else []
+        )
+        if missing < 0 or missing > reach + len(before):
             raise InvalidValueError(
                 f"a text of {row.total} tokens must be at most {reach} ahead of the one known, "
                 f"got {missing}"
             )
-        return row.tail[reach - missing :]
+        return [*before, *row.tail[max(reach - missing, 0) :]]
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
         """Nothing: `batch_get` takes in what requests emitted."""
@@ -309,11 +316,13 @@ class Corpus(HostRequests[RequestText]):
         super()._give_up(text)
 
     def _finish(self, text: RequestText) -> None:
-        assert text.request is not None
-        known = self.engine.num_tokens(text.request)
-        last = text.output_ids[known - text.prompt_size :]
-        if last:
-            self.engine.observe(text.request, last)
+        if text.request is not None:
+            known = self.engine.num_tokens(text.request)
+            last = text.output_ids[known - text.prompt_size :]
+            if last:
+                self.engine.observe(text.request, last)
+        else:
+            text.missed = [list(text.output_ids[text.begun :])]
         super()._finish(text)
 
     def reset(self) -> None:
@@ -327,6 +336,7 @@ class Corpus(HostRequests[RequestText]):
 
     def forget(self) -> None:
         """Forgets the text of all finished requests."""
+        self.drain()
         self.memory.clear()
         self._memory_bytes = None
         self._guard([], self._tell)

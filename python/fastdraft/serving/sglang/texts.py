@@ -23,6 +23,8 @@ class RequestText(Text):
     """The text of a request."""
 
     prompt_size: int = 0
+    begun: int = 0
+    """The tokens of its output when it began here: more than none if it had to wait."""
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
     successors: Successors | None = None

@@ -47,7 +47,7 @@ class LateRequests(VllmRequests[VllmText]):
         head: HeadRecord | None = None,
     ) -> None:
         config = DraftConfig(lookahead=depth, tree_budget=nodes)
-        super().__init__(vllm_config, settings, config, drafts=True)
+        super().__init__(vllm_config, settings, config, drafts=True, in_step=True)
         self._head = head
         # By place, of the step under way: the tokens of its draft, and whose it is.
         self._drafted = np.zeros(places, dtype=np.int64)

@@ -61,7 +61,7 @@ class FastdraftProposer(VllmRequests[_Text]):
         backend = getattr(parallel, "distributed_executor_backend", None)
         together = backend == "external_launcher"
         self._drafts = together or is_first_rank()
-        super().__init__(vllm_config, settings, config, drafts=self._drafts)
+        super().__init__(vllm_config, settings, config, drafts=self._drafts, in_step=together)
         self._times = None
         if settings.token_cost is None and not together:
             sizes, even_graphs = captured_sizes(vllm_config)
@@ -196,7 +196,7 @@ class FastdraftProposer(VllmRequests[_Text]):
         texts: list[_Text] = []
         for key, row, length in zip(keys, rows, before, strict=True):
             text = self._texts.get(key)
-            if text is not None and text.length > length and text.request is not None:
+            if text is not None and text.length > length and text.is_drafted:
                 # The host took tokens back, which the engine cannot.
                 self._end([key])
                 text = None
@@ -227,6 +227,8 @@ class FastdraftProposer(VllmRequests[_Text]):
         for text, row, end, number in zip(texts, rows, now, verified, strict=True):
             if text.request is not None:
                 live.append((text, row, end, number))
+            elif text.indexing is not None:
+                text.missed.append(token_ids[row, text.length : end].copy())
         if live:
             emitted = [token_ids[row, text.length : end] for text, row, end, _ in live]
             offsets = [0, *itertools.accumulate(map(len, emitted))]

@@ -98,6 +98,7 @@ class VllmRequests(HostRequests[VllmTextT]):
         settings: Those in it.
         config: The drafter's configuration, but for what the settings and the model say.
         drafts: Whether it drafts at all: not on further ranks of one model.
+        in_step: See `HostRequests`.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class VllmRequests(HostRequests[VllmTextT]):
         config: DraftConfig,
         *,
         drafts: bool,
+        in_step: bool,
     ) -> None:
         self._model_config = vllm_config.model_config
         frozen = [Datastore.open(path) for path in settings.datastores]
@@ -133,6 +135,7 @@ class VllmRequests(HostRequests[VllmTextT]):
             shared=settings.shared_namespaces,
             replica=replica,
             own_options=(SALT,),
+            in_step=in_step,
         )
         self._warned_of_salts = False
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
@@ -163,7 +166,7 @@ class VllmRequests(HostRequests[VllmTextT]):
         if text.longest - length < _LEAST_ROOM:
             return
         self._guard([text], self._add_apart, text, token_ids[:size], request)
-        text.predicts = predicts and text.request is not None
+        text.predicts = predicts and text.is_drafted
 
     def _add_apart(self, text: VllmTextT, prompt: NDArray[np.int32], request: Request) -> None:
         """Adds a request to those of its salt. Where none is known to be its own, it is apart from
