@@ -42,8 +42,6 @@ TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _NODES = 12
-# The command of this Python.
-_FASTDRAFT = (sys.executable, "-c", "from fastdraft.cli import main; main()")
 
 
 def _reconstruct_indices_from_tree_mask(
@@ -805,7 +803,6 @@ def test_a_server_drafts_from_what_another_one_said(
 
     alone = serve(writer, tenant)
     refresh(writer)
-    subprocess.run([*_FASTDRAFT, "memory", "build", url], check=True)
     # A namespace is fetched once a request of it has come.
     reader.worker.ngram_corpus.begin([_req("first", [1], **tenant), _req("other", [1], **other)])
     reader.worker.ngram_corpus.erase_match_state(["first", "other"])
