@@ -167,7 +167,7 @@ def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
         predicted, accepted, count = each.bins.sum(axis=0).T
         enough = count >= ENOUGH
         sums = harness.resampled(each.bins[:, enough])
-        # A resample may draw none of the bin's requests.
+        # A resample may hold no token of a bin.
         off = (sums[..., 0] - sums[..., 1]) / np.maximum(sums[..., 2], 1)
         intervals = iter(np.percentile(off, [2.5, 97.5], axis=0).T)
         for place in np.flatnonzero(enough):

@@ -41,7 +41,7 @@ COMPARED_COST = 0.02
 
 OURS = "#1a7f37"
 
-# By colour and by marker. Who is not here takes the next of `OTHERS`.
+# The colour and the marker of each drafter; one that is not here takes the next of `OTHERS`.
 LOOKS: Mapping[str, dict[str, Any]] = {
     "fastdraft": {"color": OURS, "marker": "o"},
     "Arctic suffix decoding": {"color": "#d1742f", "marker": "D"},

@@ -75,9 +75,9 @@ BUFFERS: Final = {
     "last_tied": Buffer(_ROWS, torch.int32),
     "part_maximum": Buffer(_PARTS),
     "part_list": Buffer(_PARTS, torch.int32),
-    # Rejection sampling: the logarithm of p / q of each row's draft token; what is known of keeping
-    # the draft tokens before the row; the same statistics of the draft logits; of the residual, the
-    # chunks' sums.
+    # Rejection sampling: log(p / q) of each row's draft token; log k of each number of draft tokens
+    # that may be kept, see `rejection._plan`; maxima and sums of the draft logits' chunks; sums of
+    # the residual's chunks.
     "row_ratios": Buffer(_ROWS),
     "row_log_k": Buffer(_ROWS),
     "draft_maximum": Buffer(_CHUNKS),

@@ -146,8 +146,7 @@ void load(Datastore& store, const py::bytes& bytes, const std::optional<Datastor
   const char* outputs = text.data() + count * sizeof(Token);
   const auto is_mark = [](Token token) { return token < 0; };
   for (auto begin = tokens.begin(); begin != tokens.end();) {
-    // A mark tells how many of the first tokens are only context.
-    const std::int64_t context = is_mark(*begin) ? -1 - std::int64_t{*begin++} : 0;
+    const std::int64_t context = is_mark(*begin) ? mark_context(*begin++) : 0;
     const auto end = std::find_if(begin, tokens.end(), is_mark);
     std::int64_t prompt_size = end - begin;
     while (prompt_size > 0 && outputs[begin - tokens.begin() + prompt_size - 1] != 0) --prompt_size;

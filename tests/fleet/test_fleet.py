@@ -473,7 +473,7 @@ def test_damage_costs_its_own_text_alone(url: str, damage: str, joined: bool) ->
     for _ in range(2):
         reader = join(url)
         assert read(reader, "a") == expected and read(reader, "b") == expected
-        # It reads what the pack was made of.
+        # It reads the objects that were merged into the pack.
         assert read(follower, "a") == [[1] * 9] * joined + expected
         assert not follower.faults["publish"]
         # It is left out by whoever joins, and stays.

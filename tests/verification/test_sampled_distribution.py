@@ -78,7 +78,7 @@ def verify_many(logits, draft, *, seeds, position=50, parents=None, **options):
     )
 
 
-# All options, over one chunk and over several small ones in turn.
+# Every second set of options runs with small chunks, so that a row has several.
 @pytest.mark.parametrize(
     ("options", "chunk"),
     [

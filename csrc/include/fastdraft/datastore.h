@@ -36,6 +36,14 @@ using Fingerprint = std::array<std::uint8_t, 32>;
 // Its digits, two a byte.
 FASTDRAFT_EXPORT std::string to_hex(const Fingerprint& fingerprint);
 
+// A mark precedes each document in a log. It tells how many of the first tokens are
+// only context: the store also holds them elsewhere, and no n-gram that ends
+// before or within them is indexed.
+constexpr Token document_mark(std::int64_t context) noexcept {
+  return static_cast<Token>(-1 - context);
+}
+constexpr std::int64_t mark_context(Token mark) noexcept { return -1 - std::int64_t{mark}; }
+
 // A log of documents and an index of its n-grams. Positions count the tokens
 // that ever entered, and one more before each document, from 0; the oldest
 // leave a live store when its bytes are used up.

@@ -18,14 +18,6 @@ namespace fastdraft {
 
 inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
 
-// A mark precedes each document in a log. It tells how many of the first tokens are
-// only context: the store also holds them elsewhere, and no n-gram that ends
-// before or within them is indexed.
-constexpr Token document_mark(std::int64_t context) noexcept {
-  return static_cast<Token>(-1 - context);
-}
-constexpr std::int64_t mark_context(Token mark) noexcept { return -1 - std::int64_t{mark}; }
-
 // How many tokens of context a document's later part is given, and the most that its mark may
 // tell: an occurrence is compared over half as many, so blocks of 32 can be checked over both
 // themselves and what came before.

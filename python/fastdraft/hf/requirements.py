@@ -245,7 +245,8 @@ def require_verifying(
     )
     given = inputs.get("input_ids")
     if (
-        # Also by no other name: PEFT's prefix takes the one of before transformers 5.24.
+        # PEFT's prefix tuning passes a cache of its own as past_key_values, the name before
+        # transformers 5.24.
         [id(each) for each in inputs.values() if isinstance(each, Cache)] != [id(cache)]
         or inputs.get("inputs_embeds") is not None
         or given is None

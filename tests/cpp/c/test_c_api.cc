@@ -142,7 +142,7 @@ TEST(CApiTest, DraftsFromAPredictionUpToALimit) {
   how.cost = flat.data();
   how.cost_size = 64;
   Draft draft(limit);
-  // Only the columns that are given are written.
+  // A column whose pointer is NULL is left out.
   draft.c.parents = nullptr;
   draft.c.probabilities = nullptr;
   ASSERT_EQ(fastdraft_propose(engine.get(), request, &how, &draft.c), FASTDRAFT_OK);
