@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import geometric_mean
@@ -41,22 +41,15 @@ COMPARED_COST = 0.02
 
 OURS = "#1a7f37"
 
-# The colour and the marker of each drafter; one that is not here takes the next of `OTHERS`.
 LOOKS: Mapping[str, dict[str, Any]] = {
     "fastdraft": {"color": OURS, "marker": "o"},
-    "Arctic suffix decoding": {"color": "#d1742f", "marker": "D"},
+    "fastdraft, trees of 32": {"color": "#0b4d22", "marker": "P"},
     "arctic": {"color": "#d1742f", "marker": "D"},
     "arctic-local": {"color": "#e8b48c", "marker": "d"},
     "vllm": {"color": "#3b6fb6", "marker": "s"},
     "transformers": {"color": "#8f6bb3", "marker": "^"},
 }
-OTHERS = (
-    {"color": "#0b4d22", "marker": "P"},
-    {"color": "#c2527a", "marker": "v"},
-    {"color": "#7a7a2c", "marker": "X"},
-    {"color": "#2a9d9d", "marker": ">"},
-    {"color": "#666666", "marker": "<"},
-)
+"""The colour and the marker of each drafter."""
 
 Data = Mapping[str, Mapping[Any, float]]
 """What a plot shows: for each drafter, values by what they depend on."""
@@ -111,18 +104,14 @@ def speed_by_token_cost() -> dict[str, dict[float, float]]:
     return found
 
 
-def arctic_runs() -> list[Speeds]:
-    """Ours and Arctic's, each with chains and with its memory, at one cost."""
-    return [
-        run
+def families_against_arctic() -> dict[str, dict[str, float]]:
+    """By drafter and family the modelled speed at `COMPARED_COST`: ours and Arctic's, with chains
+    and with its memory."""
+    return {
+        run.name: run.families
         for run in all_speeds()
         if run.token_cost == COMPARED_COST and run.name in ("fastdraft", "arctic")
-    ]
-
-
-def families_against_arctic() -> dict[str, dict[str, float]]:
-    """By drafter and family the modelled speed at `COMPARED_COST`."""
-    return {run.name: run.families for run in arctic_runs()}
+    }
 
 
 def propose_latency() -> dict[str, dict[int, float]]:
@@ -152,12 +141,6 @@ def reliability() -> dict[str, dict[float, float]]:
         name: {bucket["chance"]: bucket["accepted"] for bucket in buckets}
         for name, buckets in result("calibration")["diagrams"].items()
     }
-
-
-def look_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The colour and the marker of each name."""
-    others = iter(OTHERS * (len(names) // len(OTHERS) + 1))
-    return {name: dict(LOOKS.get(name) or next(others)) for name in dict.fromkeys(names)}
 
 
 @contextmanager
@@ -190,9 +173,10 @@ def saved(figure: Figure, path: Path, description: str) -> None:
     figure.savefig(path, metadata={"Date": None, "Description": description})
 
 
-def lines(axes: Axes, data: Data) -> None:
+def drawn(data: Data) -> tuple[Figure, Axes]:
     """A line for each drafter; ours in front and wider."""
-    looks = look_of(list(data))
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     for name, points in data.items():
         ours = name.startswith("fastdraft")
         axes.plot(
@@ -202,16 +186,16 @@ def lines(axes: Axes, data: Data) -> None:
             linewidth=2.4 if ours else 1.5,
             zorder=3 if ours else 2,
             markersize=6,
-            **looks[name],
+            **LOOKS[name],
         )
     axes.grid()
+    axes.legend()
+    return figure, axes
 
 
 def draw_speed_by_token_cost() -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
     data = speed_by_token_cost()
-    lines(axes, data)
+    figure, axes = drawn(data)
     axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
     axes.annotate("plain decoding", (0, 1), (0, 5), textcoords="offset points")
     axes.set(
@@ -223,67 +207,47 @@ def draw_speed_by_token_cost() -> Figure:
     runs = result("replay")["runs"][0]["families"]
     requests = sum(family["requests"] for family in runs.values())
     axes.set_title(f"{requests:,} recorded requests of {len(runs)} kinds, geometric mean")
-    axes.legend()
-    return figure
-
-
-def speeds_figure(runs: Sequence[Speeds]) -> Figure:
-    """The modelled speed of every run by family, a panel for each token cost.
-
-    Plain decoding is the line at 1. Families stand in the order of the first run's speeds.
-    """
-    costs = list(dict.fromkeys(run.token_cost for run in runs))
-    first = runs[0].families
-    names = sorted(first, key=lambda name: first[name])
-    looks = look_of([run.name for run in runs])
-    places = {name: place for place, name in enumerate(names)}
-    figure = Figure(
-        figsize=(2 + max(6.0, 3.2 * len(costs)), 1.9 + 0.27 * len(names)), layout="constrained"
-    )
-    panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
-    for cost, axes in zip(costs, panels, strict=True):
-        here = [run for run in runs if run.token_cost == cost]
-        every = [speed for run in here for speed in run.families.values()]
-        for name, place in places.items():
-            speeds = [run.families[name] for run in here if name in run.families]
-            axes.plot([min(speeds), max(speeds)], [place] * 2, color="#d0d7de", lw=2, zorder=1)
-        for depth, run in enumerate(here):
-            shared = [name for name in names if name in run.families]
-            axes.plot(
-                [run.families[name] for name in shared],
-                [places[name] for name in shared],
-                linestyle="none",
-                markersize=6,
-                label=run.name,
-                zorder=4 - depth / len(here),
-                **looks[run.name],
-            )
-        axes.axvline(1, color="#24292f", lw=1.5, zorder=2, label="plain")
-        axes.set_title(f"token cost {cost:g}")
-        axes.set_xlabel("modelled speed, times plain")
-        # On this scale 2 times and 0.5 times plain are equally far from 1.
-        axes.set_xscale("log")
-        axes.set_xlim(min(0.95, 0.95 * min(every)), 1.08 * max(every))
-        axes.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-    panels[0].set_yticks(list(places.values()), list(places))
-    panels[0].set_ylim(-0.7, len(names) - 0.3)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(labels)))
     return figure
 
 
 def draw_families_against_arctic() -> Figure:
-    return speeds_figure([r._replace(name=TITLES.get(r.name, r.name)) for r in arctic_runs()])
+    """Plain decoding is the line at 1. Families stand in the order of our speeds."""
+    data = families_against_arctic()
+    names = sorted(data["fastdraft"], key=data["fastdraft"].__getitem__)
+    figure = Figure(figsize=(8, 1.9 + 0.27 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for place, name in enumerate(names):
+        ends = [speeds[name] for speeds in data.values()]
+        axes.plot([min(ends), max(ends)], [place] * 2, color="#d0d7de", lw=2, zorder=1)
+    for depth, (name, speeds) in enumerate(data.items()):
+        axes.plot(
+            [speeds[each] for each in names],
+            range(len(names)),
+            linestyle="none",
+            markersize=6,
+            label=TITLES.get(name, name),
+            zorder=4 - depth / len(data),
+            **LOOKS[name],
+        )
+    axes.axvline(1, color="#24292f", lw=1.5, zorder=2, label="plain")
+    axes.set_title(f"token cost {COMPARED_COST:g}")
+    axes.set_xlabel("modelled speed, times plain")
+    # On this scale 2 times and 0.5 times plain are equally far from 1.
+    axes.set_xscale("log")
+    axes.set_xlim(0.95, 1.08 * max(max(speeds.values()) for speeds in data.values()))
+    axes.xaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.7, len(names) - 0.3)
+    figure.legend(loc="outside upper left", ncols=3)
+    return figure
 
 
 def draw_propose_latency() -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    lines(axes, propose_latency())
+    figure, axes = drawn(propose_latency())
     axes.set(
         xscale="log",
         yscale="log",
@@ -291,20 +255,17 @@ def draw_propose_latency() -> Figure:
         ylabel="one proposal, microseconds (median)",
     )
     axes.set_title(f"Time of one proposal, {machine('index')}")
-    axes.legend()
     return figure
 
 
 def draw_throughput() -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
     data = throughput()
-    lines(axes, data)
+    figure, axes = drawn(data)
     rows = sorted({row for points in data.values() for row in points})
     lowest, highest = throughput(1), throughput(2)
-    for name, look in look_of(list(data)).items():
+    for name in data:
         ends = list(lowest[name].values()), list(highest[name].values())
-        axes.vlines(list(data[name]), *ends, color=look["color"], linewidth=1)
+        axes.vlines(list(data[name]), *ends, color=LOOKS[name]["color"], linewidth=1)
     axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
     axes.annotate("plain decoding", (rows[-1], 1), (0, 5), textcoords="offset points", ha="right")
     axes.set(
@@ -314,7 +275,6 @@ def draw_throughput() -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_title(f"vLLM with the demo model, {machine('serving_live')}")
-    axes.legend()
     return figure
 
 
