@@ -293,20 +293,21 @@ class Decoding:
         """`_choose` by processors and criteria that plain decoding would call once for each token.
 
         All rows go on by a token at a time, and so have texts of one length. The first that leaves
-        its draft or ends ends the step. One read for each token. A draft token that was drawn is
-        accepted where the target draws it too.
+        its draft or ends ends the step. One read for each token.
         """
         rows = self._running
-        firsts, nothing = drafts.first_lines, FlatDrafts.of_rows([RowDraft()] * len(rows))
         nodes: list[Any] = [-1] * len(rows)
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         ended = [False] * len(rows)
         for depth in itertools.count():
-            own = lines_of(logits, firsts + 1 + np.array(nodes))
+            own = lines_of(logits, drafts.first_lines + 1 + np.array(nodes))
             scores = self._processed(own, depth)
-            choice = self._verify(scores, nothing, depth)
+            drawn = drafts.drawn_at(depth)
+            # What would follow a drawn token is not known yet: its line decides nothing.
+            again = np.repeat(np.arange(len(rows)), drawn.counts + 1)
+            choice = self._verify(lines_of(scores, again), drawn, depth)
             if self.keep_scores or self.keep_logits:
                 self._keep(scores, own, list(np.arange(len(rows))[:, None]))
             for line, found in zip(logprobs, choice.logprobs or (), strict=False):
