@@ -6,11 +6,9 @@ import contextlib
 import itertools
 import random
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -37,37 +35,15 @@ def case(seed: int) -> Counter[str]:
     )
     engine = Engine(config, datastores=[memory])
     shared: list[int] = []
-    found: Counter[str] = Counter()
-    failures: list[BaseException] = []
-    until = time.monotonic() + _SECONDS
-
-    def work(seed: int) -> None:
-        of_thread: Counter[str] = Counter()
-        try:
-            caller = _Caller(engine, memory, shared, random.Random(seed), of_thread)
-            while time.monotonic() < until and not failures:
-                caller.call()
-            caller.end()
-        except BaseException as failure:
-            failures.append(failure)
-        found.update(of_thread)
-
+    seeds = [chance.getrandbits(32) for _ in range(chance.choice([2, 4, 8]))]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [
-            threading.Thread(target=work, args=(chance.getrandbits(32),), daemon=True)
-            for _ in range(chance.choice([2, 4, 8]))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_SECONDS + 30)
-            assert not thread.is_alive(), "a thread waits for ever"
+        with ThreadPoolExecutor(len(seeds)) as threads:
+            callers = [_Caller(engine, memory, shared, random.Random(each)) for each in seeds]
+            found = sum(threads.map(_Caller.run, callers), Counter[str]())
     finally:
         sys.setswitchinterval(before)
-    if failures:
-        raise failures[0]
     for request in shared:
         engine.cancel(request)
     assert engine.num_requests == 0, engine.num_requests
@@ -80,45 +56,32 @@ class _Caller:
     """Random calls of one thread. All threads may end a request at any time, but its own."""
 
     def __init__(
-        self,
-        engine: Engine,
-        memory: Datastore,
-        shared: list[int],
-        chance: random.Random,
-        found: Counter[str],
+        self, engine: Engine, memory: Datastore, shared: list[int], chance: random.Random
     ) -> None:
-        self._engine = engine
-        self._memory = memory
-        self._shared = shared
-        self._chance = chance
-        self._found = found
+        self._engine, self._memory, self._shared, self._chance = engine, memory, shared, chance
         self._most = engine.config.tree_budget or engine.config.lookahead
         self._own = engine.add_request(self._text(60))
+        self._found: Counter[str] = Counter()
 
-    def call(self) -> None:
-        call = self._chance.choice(
-            [
-                self._add,
-                self._propose,
-                self._observe,
-                self._batch,
-                self._batch,
-                self._end,
-                self._remember,
-            ]
-        )
-        self._found["calls of threads"] += 1
-        try:
-            call()
-        except UnknownRequestError:
-            self._found["requests that vanished"] += 1
-
-    def end(self) -> None:
+    def run(self) -> Counter[str]:
+        until = time.monotonic() + _SECONDS
+        calls = [self._add, self._observe, self._batch, self._batch, self._end, self._remember]
+        while time.monotonic() < until:
+            self._found["calls of threads"] += 1
+            try:
+                self._chance.choice(calls)()
+            except UnknownRequestError:
+                self._found["requests that vanished"] += 1
         self._engine.finish(self._own)
+        return self._found
 
     def _text(self, most: int) -> list[int]:
         motif = [self._chance.randrange(_ALPHABET) for _ in range(self._chance.randint(1, 5))]
         return (motif * most)[: self._chance.randint(0, most)]
+
+    def _some(self) -> list[int]:
+        known = list(self._shared)
+        return self._chance.sample(known, self._chance.randint(0, len(known)))
 
     def _add(self) -> None:
         if len(self._shared) < 24:
@@ -126,16 +89,11 @@ class _Caller:
                 self._engine.add_request(self._text(60), prediction=self._text(20) or None)
             )
 
-    def _some(self) -> list[int]:
-        known = list(self._shared)
-        return self._chance.sample(known, self._chance.randint(0, len(known)))
-
-    def _propose(self) -> None:
-        for request in self._some()[:1]:
-            self._check(self._engine.propose(request, token_cost=0), self._most)
-
     def _observe(self) -> None:
         for request in self._some()[:1]:
+            draft = self._engine.propose(request, token_cost=0)
+            assert len(draft) <= self._most
+            assert set(draft.tolist()) <= set(range(_ALPHABET))
             self._engine.observe(request, self._text(6))
 
     def _batch(self) -> None:
@@ -150,34 +108,27 @@ class _Caller:
             raise AssertionError("a batch failed for a request that vanished") from error
         for limit, draft in zip(limits, batch.tolist(), strict=True):
             assert len(draft) <= min(limit, self._most)
-        self._check(batch, self._most * len(requests))
+            assert set(draft) <= set(range(_ALPHABET))
+        assert np.isfinite(batch.probabilities).all()
         emitted = [self._text(4) for _ in requests]
-        offsets = np.cumsum([0, *map(len, emitted)])
         before = self._engine.num_tokens(self._own)
-        failed: Mapping[int, Exception] = {}
         try:
-            self._engine.observe_batch(requests, [*itertools.chain(*emitted)], offsets)
+            self._engine.observe_batch(
+                requests, [*itertools.chain(*emitted)], np.cumsum([0, *map(len, emitted)])
+            )
         except UnknownRequestError as error:
-            failed = error.rows
-        assert own not in failed
-        assert all(isinstance(error, UnknownRequestError) for error in failed.values())
-        self._found["rows that vanished"] += len(failed)
+            assert own not in error.rows
+            assert all(isinstance(each, UnknownRequestError) for each in error.rows.values())
+            self._found["rows that vanished"] += len(error.rows)
         assert self._engine.num_tokens(self._own) == before + len(emitted[own])
         if before > 500:
             self._engine.finish(self._own)
             self._own = self._engine.add_request(self._text(60))
 
-    def _check(self, draft: Any, most: int) -> None:
-        tokens = draft.token_ids
-        assert len(tokens) <= most
-        assert tokens.max(initial=0) < _ALPHABET and tokens.min(initial=0) >= 0, tokens
-        assert np.isfinite(draft.probabilities).all()
-
     def _end(self) -> None:
         for request in self._some()[: self._chance.randint(0, 3)]:
             try:
-                end = self._engine.cancel if self._chance.random() < 0.5 else self._engine.finish
-                end(request)
+                self._chance.choice([self._engine.cancel, self._engine.finish])(request)
             finally:
                 # Several may end it; one takes it off the list.
                 with contextlib.suppress(ValueError):
