@@ -1,4 +1,4 @@
-"""The plan of one generation: everything is checked when it is made, then it runs in one scope."""
+"""One generation: everything is checked when its plan is made, then it runs in one scope."""
 
 from __future__ import annotations
 
@@ -41,21 +41,23 @@ from fastdraft.hf.static import (
 )
 from fastdraft.hf.step import CachedModel
 from fastdraft.step_latency import StepLatency
+from fastdraft.versions import naming_newer
 
-__all__ = ["Asked", "Plan"]
+__all__ = ["Plan", "Speculation"]
 
 # Engines learn what is worth drafting, so each model keeps its own from generation to generation.
 _engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a caller asks for besides what transformers' `generate` prepares.
+class Speculation:
+    """What `model.generate` calls in place of its own loop.
 
     Attributes:
         drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer, logprobs:
             The arguments of `fastdraft.hf.speculate`.
         synced_gpus: As `generate` takes it; `None` for what it does unasked.
+        always_dict: Whether to return a `SpeculativeOutput` unasked.
     """
 
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None
@@ -68,6 +70,7 @@ class Asked:
     streamer: Any
     logprobs: bool
     synced_gpus: bool | None = None
+    always_dict: bool = False
 
     def __post_init__(self) -> None:
         known = (DraftConfig, AssistantModel, Staged, Drafter)
@@ -83,6 +86,45 @@ class Asked:
             raise InvalidValueError(
                 f"read_only must be a list of Datastores, got {self.read_only!r}"
             )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Speculation:
+        """Itself; refused in a `GenerationConfig`, which `generate` copies and would not call."""
+        # The copy of a configuration is empty until its values are copied.
+        if any(isinstance(each, GenerationConfig) and not vars(each) for each in memo.values()):
+            raise InvalidValueError(
+                "custom_generate must be an argument of model.generate, got one in a "
+                "GenerationConfig, which passes it to nobody; for a trainer of TRL call "
+                "fastdraft.hf.trl.attach(trainer)"
+            )
+        return self
+
+    @naming_newer()
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> SpeculativeOutput | torch.Tensor:
+        is_wanted = self.always_dict or generation_config.return_dict_in_generate
+        if self.logprobs and not is_wanted:
+            raise InvalidValueError(
+                "return_dict_in_generate must be True with logprobs=True, which only a dict holds, "
+                f"got {generation_config.return_dict_in_generate}"
+            )
+        plan = Plan(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs,
+            asked=self,
+        )
+        output = plan.run()
+        return output if is_wanted else output.sequences
 
 
 class Plan:
@@ -108,7 +150,7 @@ class Plan:
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
         *,
-        asked: Asked,
+        asked: Speculation,
     ) -> None:
         rows = input_ids.shape[0]
         require_supported(
