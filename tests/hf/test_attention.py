@@ -131,10 +131,18 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("drafts", ["predicted", "trees", "models"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "drafts", "shares", "cache"),
+    [
+        (1, "predicted", True, None),
+        (1, "predicted", False, None),
+        (3, "predicted", True, "static"),
+        (3, "trees", True, None),
+        (1, "trees", True, "static"),
+        (3, "models", True, None),
+        (3, "models", False, "static"),
+    ],
+)
 def test_drafts_copy_no_keys(
     rows: int,
     drafts: Any,

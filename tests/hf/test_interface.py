@@ -51,8 +51,7 @@ def _prediction(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> 
     return [edited(row[columns:]) for row in output]
 
 
-@pytest.mark.parametrize("drafts", ["predicted", "trees"])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("drafts", "inside"), [("predicted", True), ("trees", False)])
 def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, drafts: str) -> None:
     inputs = repetitive_batch(1)
     options = {"do_sample": False, "max_new_tokens": NEW}
@@ -109,40 +108,26 @@ def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
     assert isinstance(output.stats, DraftStats)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("where", ["keyword", "config"])
+@pytest.mark.parametrize(("rows", "where"), [(1, "keyword"), (3, "config")])
 def test_stop_strings(model: Any, rows: int, where: str) -> None:
     tokenizer = tiny_tokenizer()
     inputs = repetitive_batch(rows)
-    predictions = _prediction(model, inputs)
+    ours = {"drafter": Generous(), "prediction": _prediction(model, inputs)}
     plain = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
     words = tokenizer.convert_ids_to_tokens(plain[0, 42:44].tolist())
-    stop_strings = [words[0][1] + words[1][0], "zz"]
-    options: dict[str, Any]
-    if where == "keyword":
-        options = {"do_sample": False, "max_new_tokens": NEW, "stop_strings": stop_strings}
-    else:
-        config = transformers.GenerationConfig(
-            do_sample=False, max_new_tokens=NEW, stop_strings=stop_strings
-        )
-        options = {"generation_config": config}
-    expected = model.generate(**inputs, tokenizer=tokenizer, **options)
-    output = hf.generate(
-        model,
-        **inputs,
-        tokenizer=tokenizer,
-        drafter=Generous(),
-        prediction=predictions,
-        **options,
-    )
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "max_new_tokens": NEW,
+        "stop_strings": [words[0][1] + words[1][0], "zz"],
+    }
+    if where == "config":
+        options = {"generation_config": transformers.GenerationConfig(**options)}
+    options["tokenizer"] = tokenizer
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(model, **inputs, **options, **ours)
     assert torch.equal(output.sequences, expected)
     assert int((expected[0] != PAD).sum()) < 30 + NEW
     assert output.stats.accepted > 0
-
-
-def test_token_healing_is_refused(model: Any) -> None:
-    with pytest.raises(InvalidValueError, match="token_healing must be off"):
-        hf.generate(model, **repetitive_batch(1), token_healing=True)
 
 
 class _Sum(StoppingCriteria):
@@ -153,9 +138,8 @@ class _Sum(StoppingCriteria):
 
 
 @pytest.mark.parametrize("drafts", ["predicted", "trees"])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_stops_in_the_middle_of_a_draft(model: Any, rows: int, drafts: str) -> None:
-    inputs = repetitive_batch(rows)
+def test_stops_in_the_middle_of_a_draft(model: Any, drafts: str) -> None:
+    inputs = repetitive_batch(3)
     plain = plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None)
     said = plain[:, 30:]
     for options in (
@@ -229,9 +213,13 @@ def _precise(family: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "swapped"), [("found", False), ("predicted", True), ("trees", True)]
+    ("family", "drafts", "swapped"),
+    [
+        *((family, "predicted", True) for family in ("llama", *WINDOWED, "dory")),
+        *((family, "trees", True) for family in ("llama", "mistral", "gemma3")),
+        *((family, "found", False) for family in ("gemma3", "dory")),
+    ],
 )
-@pytest.mark.parametrize("family", ["llama", *WINDOWED, "dory"])
 def test_the_cache_of_an_output_goes_into_the_next_turn(
     family: str, drafts: str, swapped: bool
 ) -> None:
@@ -257,7 +245,7 @@ def test_the_cache_of_an_output_goes_into_the_next_turn(
         ids = torch.cat([plain.sequences, ids[:, : 3 + 9 * turn]], -1)
 
 
-@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_turn_may_be_given_as_its_new_tokens(family: str) -> None:
     model = _precise(family)
     first = repetitive_batch(1)["input_ids"]
@@ -358,6 +346,7 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"penalty_alpha": 0.6, "top_k": 4}, "got contrastive_search"),
         ({"prompt_lookup_num_tokens": 5}, "got assisted_generation; choose what drafts"),
         ({"assistant_model": object()}, "got assisted_generation; choose what drafts"),
+        ({"token_healing": True}, "token_healing must be off"),
         ({"use_cache": False}, "key-value cache, got use_cache=False"),
         ({"cache_implementation": "offloaded"}, "DynamicCache, got offloaded DynamicCache"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
@@ -369,6 +358,17 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"prediction": [3, 97]}, "from 0 to 96, got 97"),
         ({"prediction": [[3], [4], [5]]}, "each of 2 rows, got 3"),
         ({"prediction": [[3], [0.5]]}, "got float64 of shape"),
+        *(
+            ({"read_only": wrong}, "read_only must be a list of Datastores, got")
+            for wrong in (5, ["path.fds"], Datastore(max_bytes=1 << 20))
+        ),
+        (
+            {
+                "drafter": AssistantModel(tiny_model("llama"), lookup=None),
+                "read_only": [Datastore(max_bytes=1 << 20)],
+            },
+            "read_only must be left out where models draft",
+        ),
         ({"drafter": "lookup"}, "drafter must be a DraftConfig, .* got 'lookup'"),
         ({"token_type_ids": torch.zeros(2, 30)}, "token_type_ids"),
     ],
@@ -492,20 +492,3 @@ def test_datastores_that_are_only_read(route: str) -> None:
     assert output.stats.accepted_by_source[Source.READ_ONLY] > 10
     # The text enters the engine's store alone.
     assert len(corpus) == plain.shape[1] and len(own) > 40
-
-
-@pytest.mark.parametrize("wrong", [5, ["path.fds"], Datastore(max_bytes=1 << 20)])
-def test_what_is_read_must_be_datastores(wrong: Any) -> None:
-    inputs = repetitive_batch(1)
-    with pytest.raises(InvalidValueError, match="read_only must be a list of Datastores, got"):
-        hf.generate(tiny_model("llama"), **inputs, max_new_tokens=4, read_only=wrong)
-
-
-def test_models_without_an_engine_read_no_datastores() -> None:
-    model = tiny_model("llama")
-    drafter = AssistantModel(model, lookup=None)
-    store = Datastore(max_bytes=1 << 20)
-    with pytest.raises(InvalidValueError, match="read_only must be left out where models draft"):
-        hf.generate(
-            model, **repetitive_batch(1), max_new_tokens=4, drafter=drafter, read_only=[store]
-        )

@@ -248,6 +248,11 @@ class Plan:
                 rows=len(self._input_ids),
                 seeds=self._seeds,
             )
+            if asked.read_only and not self._models.has_engine:
+                raise InvalidValueError(
+                    "read_only must be left out where models draft without an engine, got "
+                    f"{asked.read_only!r}"
+                )
 
     def run(self) -> SpeculativeOutput:
         """Decodes to the end. Whatever is raised, no request is left at the drafter."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftBatch, DraftStats, Offers
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.draft_models.stage import Scoring, Stage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
@@ -45,6 +44,7 @@ class ModelDrafter:
     Attributes:
         scoring: Shapes the models' logits; to be set before the first draft.
         weighs_cost: Whether the drafts depend on the time of the target's forwards.
+        has_engine: Whether an engine drafts, too.
 
     Raises:
         InvalidValueError: A draft model does not fit the target.
@@ -67,6 +67,7 @@ class ModelDrafter:
         self._samples = seeds is not None
         self._lookup = models[-1].lookup
         self._engine_stage = None if staged.engine is None else EngineStage(staged.engine)
+        self.has_engine = self._lookup is not None or self._engine_stage is not None
         self._seeds = seeds
         self._texts: dict[int, list[int]] = {}
         self._stats: dict[int, DraftStats] = {}  # without an engine beside the models
@@ -97,11 +98,6 @@ class ModelDrafter:
 
     def add_request(self, prompt_ids: Any, **options: Any) -> int:
         """As `Engine.add_request`; without an engine, requests are numbered from 0."""
-        if self._lookup is None and self._engine_stage is None and options.get("read_only"):
-            raise InvalidValueError(
-                "read_only must be left out where models draft without an engine, got "
-                f"{options['read_only']!r}"
-            )
         row = request = len(self._texts)
         if self._lookup is not None:
             request = self._lookup.add_request(prompt_ids, **options)
