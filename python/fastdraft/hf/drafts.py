@@ -135,18 +135,7 @@ class FlatDrafts:
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
-        own = self._sees
-        sees = np.zeros((len(own), width, width), dtype=bool)
-        sees[:, np.arange(width), np.arange(width)] = True
-        sees[:, : own.shape[1], : own.shape[1]] |= own
-        return sees
-
-    @cached_property
-    def _sees(self) -> NDArray[np.bool_]:
-        """`sees` of the narrowest forward."""
-        width = self.longest + 1
-        sees = np.zeros((len(self.counts), width, width), dtype=bool)
-        sees[:, np.arange(width), np.arange(width)] = True
+        sees = np.tile(np.eye(width, dtype=bool), (len(self.counts), 1, 1))
         for row, parents in zip(sees, self.parents_by_row, strict=True):
             for index, parent in enumerate(parents):
                 if not -1 <= parent < index:
@@ -172,7 +161,7 @@ class FlatDrafts:
             InvalidValueError: A parent does not stand before its child.
         """
         width = self.longest + 1
-        sees = self._sees
+        sees = self.sees(width)
         places = np.arange(width)
         used = (places > 0) & (places <= self.counts[:, None])  # (rows, width)
         probabilities = np.zeros(used.shape, dtype=np.float64)

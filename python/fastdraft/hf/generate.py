@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    GenerationConfig,
     GenerationMixin,
     StoppingCriteriaList,
     StopStringCriteria,
@@ -25,7 +26,7 @@ from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.output import SpeculativeOutput
 from fastdraft.hf.plan import Speculation
-from fastdraft.hf.requirements import require_no_assistant
+from fastdraft.hf.requirements import require_mode
 from fastdraft.versions import naming_newer
 
 __all__ = ["generate", "speculate"]
@@ -96,7 +97,9 @@ def generate(
         kwargs = {**given, **given.get("kwargs", {})}
         for name in ("self", "inputs", "kwargs"):
             kwargs.pop(name, None)
-    require_no_assistant(kwargs.pop("assistant_model", None))
+    assistant_model = kwargs.pop("assistant_model", None)
+    if assistant_model is not None:
+        require_mode(GenerationConfig(), assistant_model)  # type: ignore[no-untyped-call]
     tokenizer = kwargs.pop("tokenizer", None)
     kwargs = _with_stop_criteria(model, kwargs, tokenizer)
     if _option(model, kwargs, "token_healing"):

@@ -333,12 +333,10 @@ class Decoding:
         scores = logits.to(torch.float32, copy=True)
         if not self.processors:
             return scores
-        if len(self._running) == len(self.rows):
-            return self.processors.at_path(self._whole_text(depth, scores.device), scores)
-        (places,) = on_device(scores.device, np.array([row.index for row in self._running]))
+        places = on_device(scores.device, np.array([row.index for row in self._running]))[0]
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
         whole[places] = scores
-        return self.processors.at_path(self._whole_text(depth, scores.device), whole)[places]
+        return self.processors.all(self._whole_text(depth, scores.device), whole)[places]
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
         """The texts of all rows as plain decoding has them, those that have ended padded."""
