@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.drafters import Drafts
-from fastdraft.drafters.estimator import Belief
 from fastdraft.errors import InvalidValueError
 
 __all__ = ["FlatDrafts", "RowDraft"]
@@ -28,14 +27,14 @@ class RowDraft:
         probabilities: That each token and all before it are accepted.
         confidences: The model's largest probability at each token's place.
         logits: Where the model sampled, the logits whose softmax each token was drawn from.
-        belief: What the model's schedule knows of the draft.
+        belief: What the model's schedule knows of the draft, a `Belief`.
     """
 
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    belief: Belief | None = None
+    belief: Any = None
 
     def accepted(self, emitted: Sequence[int]) -> int:
         """How many of the draft tokens were emitted."""

@@ -279,7 +279,7 @@ class Plan:
                 keep_logprobs=self._asked.logprobs,
             )
             if self._models is not None:
-                self._models.scoring = decoding.shaped
+                self._models.shape_by(decoding.shaped)
             with (
                 self._model._optimize_model_for_decode(),
                 compiling(is_compiled=self._compiled is not None),

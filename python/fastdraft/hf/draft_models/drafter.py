@@ -42,7 +42,6 @@ class ModelDrafter:
         seeds: The seed of each request; `None` for greedy generation.
 
     Attributes:
-        scoring: Shapes the models' logits; to be set before the first draft.
         weighs_cost: Whether the drafts depend on the time of the target's forwards.
         has_engine: Whether an engine drafts, too.
 
@@ -62,7 +61,6 @@ class ModelDrafter:
         staged = assistant if isinstance(assistant, Staged) else Staged([assistant])
         models = staged.models
         vocabularies = draft_vocabularies(models, target, tokenizer)
-        self.scoring: Scoring | None = None
         self.weighs_cost = models[-1].schedule.weighs_cost or models[-1].lookup is not None
         self._samples = seeds is not None
         self._lookup = models[-1].lookup
@@ -82,7 +80,6 @@ class ModelDrafter:
                 each,
                 rows=rows,
                 samples=self._samples,
-                scoring=self._score,
                 vocabulary=vocabularies[level],
                 level=len(models) - 1 - level,
                 ratio=sizes[level] / sizes[level + 1],
@@ -90,6 +87,11 @@ class ModelDrafter:
             )
             self._stages.append(lower)
         self._stage: Stage | None = self._stages[-1]
+
+    def shape_by(self, scoring: Scoring) -> None:
+        """Shapes the models' logits so. To be called before the first draft."""
+        for stage in self._stages:
+            stage.scoring = scoring
 
     @property
     def assistants(self) -> list[AssistantStats]:
@@ -275,10 +277,6 @@ class ModelDrafter:
             self._engine_stage.end(request, finished=finished)
         for stage in self._stages:
             stage.end(request)
-
-    def _score(self, *arguments: Any) -> torch.Tensor:
-        assert self.scoring is not None
-        return self.scoring(*arguments)
 
 
 def _parameters(model: Any) -> int:
