@@ -98,12 +98,10 @@ def test_in_the_methods_place_it_is_the_method() -> None:
 def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
     inputs = repetitive_batch(3)
     options = {"do_sample": False, "max_new_tokens": NEW}
-    expected = model.generate(**inputs, **options)
-    sequences = model.generate(**inputs, **options, custom_generate=hf.speculate())
-    assert torch.equal(sequences, expected)
-    output = model.generate(
-        **inputs, **options, return_dict_in_generate=True, custom_generate=hf.speculate()
-    )
+    expected = plain_tokens(model, inputs, max_new_tokens=NEW)
+    options["custom_generate"] = hf.speculate()
+    assert torch.equal(model.generate(**inputs, **options), expected)
+    output = model.generate(**inputs, **options, return_dict_in_generate=True)
     assert torch.equal(output.sequences, expected)
     assert isinstance(output.stats, DraftStats)
 
@@ -165,9 +163,7 @@ def test_rows_end_at_different_times_and_are_padded(model: Any) -> None:
 
 
 def test_max_time_ends_after_a_step(model: Any) -> None:
-    output = hf.generate(
-        model, **repetitive_batch(3), do_sample=False, max_new_tokens=NEW, max_time=0.0
-    )
+    output = hf.generate(model, **repetitive_batch(3), max_new_tokens=NEW, max_time=0.0)
     assert output.sequences.shape[1] == 31
 
 
@@ -271,30 +267,25 @@ def test_the_models_own_generation_config_counts() -> None:
 
 
 def test_the_engine_of_a_configuration_learns_on(model: Any) -> None:
-    inputs = repetitive_batch(1)
-    predictions = _prediction(model, inputs)
-    options = {"do_sample": False, "max_new_tokens": NEW, "prediction": predictions}
     config = DraftConfig(lookahead=7)
-    expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
-    for _ in range(3):
-        output = hf.generate(model, **inputs, **options, drafter=config)
-        assert torch.equal(output.sequences, expected)
-    assert len({id(engine(model, config)) for _ in range(3)}) == 1
-    assert engine(model, config) is not engine(model, DraftConfig())
+    before = engine(model, config)
+    for _ in range(2):
+        assert_decodes(model, repetitive_batch(1), config, exact=True, max_new_tokens=NEW)
+    assert engine(model, config) is before is not engine(model, DraftConfig())
 
 
 def test_generations_in_several_threads(model: Any) -> None:
     engine = Engine()
     batches = [repetitive_batch(rows, seed=rows) for rows in (1, 2, 3, 4)]
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    expected = [model.generate(**inputs, **options) for inputs in batches]
-
-    def decode(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        return hf.generate(model, **inputs, **options, drafter=engine).sequences
-
     with ThreadPoolExecutor(4) as pool:
-        for ours, theirs in zip(pool.map(decode, batches * 3), expected * 3, strict=True):
-            assert torch.equal(ours, theirs)
+        list(
+            pool.map(
+                lambda inputs: assert_decodes(
+                    model, inputs, engine, exact=True, max_new_tokens=NEW
+                ),
+                batches * 3,
+            )
+        )
 
 
 class _Broken(Engine):
@@ -329,13 +320,7 @@ class _MaskAll(LogitsProcessor):
 
 def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
     with pytest.raises(FastdraftError, match="row 0 has no token left to emit at position 30"):
-        hf.generate(
-            model,
-            **repetitive_batch(1),
-            do_sample=False,
-            max_new_tokens=8,
-            logits_processor=LogitsProcessorList([_MaskAll()]),
-        )
+        hf.generate(model, **repetitive_batch(1), max_new_tokens=8, logits_processor=[_MaskAll()])
 
 
 @pytest.mark.parametrize(
@@ -393,20 +378,14 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
 
 
 def test_batches_of_models_that_take_no_positions_are_refused() -> None:
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2}
     config = transformers.BartConfig(
-        vocab_size=97,
-        d_model=16,
-        decoder_layers=1,
-        decoder_attention_heads=2,
-        decoder_ffn_dim=16,
-        is_encoder_decoder=False,
+        **sizes, vocab_size=97, decoder_ffn_dim=16, is_encoder_decoder=False
     )
-    model = transformers.BartForCausalLM(config).eval()
-    ids = torch.tensor([[3, 4, 5]])
-    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
-    assert_decodes(model, {"input_ids": ids}, exact=True, **options)
     with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
-        hf.generate(model, ids.repeat(2, 1), **options)
+        hf.generate(
+            transformers.BartForCausalLM(config).eval(), torch.full((2, 3), 4), max_new_tokens=8
+        )
 
 
 def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:
