@@ -69,28 +69,24 @@ def test_forwards_are_padded_to_the_cheaper_width(
     assert widths.count(width) > 5
 
 
-_PLACED_BY_THE_CACHE = {
-    "bart": transformers.BartForCausalLM,
-    "marian": transformers.MarianForCausalLM,
-    "pegasus": transformers.PegasusForCausalLM,
-    "trocr": transformers.TrOCRForCausalLM,
-    "roformer": transformers.RoFormerForCausalLM,
-}
+_DECODER = {"d_model": 32, "decoder_ffn_dim": 64, "decoder_layers": 2, "decoder_attention_heads": 4}
+_ROFORMER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
-def _placed_by_the_cache(family: str, *, positions: int) -> Any:
-    kind = _PLACED_BY_THE_CACHE[family]
-    sizes = (
-        {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-        if family == "roformer"
-        else {"d_model": 32, "decoder_ffn_dim": 64, "decoder_layers": 2}
-    )
-    heads = "num_attention_heads" if family == "roformer" else "decoder_attention_heads"
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        *((family, _DECODER) for family in ("Bart", "Marian", "Pegasus", "TrOCR")),
+        ("RoFormer", {**_ROFORMER, "num_attention_heads": 4}),
+    ],
+)
+def test_nothing_is_placed_behind_the_last_position(family: str, sizes: dict[str, int]) -> None:
+    """These models place tokens by the cache's length."""
+    kind = getattr(transformers, f"{family}ForCausalLM")
     config = kind.config_class(
         **sizes,
-        **{heads: 4},
         vocab_size=VOCABULARY,
-        max_position_embeddings=positions,
+        max_position_embeddings=48,
         is_decoder=True,
         is_encoder_decoder=False,
         pad_token_id=0,
@@ -100,16 +96,11 @@ def _placed_by_the_cache(family: str, *, positions: int) -> Any:
         forced_eos_token_id=None,
         tie_word_embeddings=False,
     )
-    return drawn(kind, config).double()
-
-
-@pytest.mark.parametrize("family", _PLACED_BY_THE_CACHE)
-def test_nothing_is_placed_behind_the_last_position(family: str) -> None:
-    model = _placed_by_the_cache(family, positions=48)
+    model = drawn(kind, config).double()
     ids = repetitive_batch(1)["input_ids"]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     # Hidden columns take up positions too.
-    inputs["attention_mask"][:, : 0 if family == "bart" else 4] = 0
+    inputs["attention_mask"][:, : 0 if family == "Bart" else 4] = 0
     options = {"max_new_tokens": 18, "eos_token_id": None}
     plain_tokens(model, inputs, **options)
     charge_in_steps(model, 6)

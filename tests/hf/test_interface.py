@@ -411,22 +411,6 @@ def test_attention_that_takes_no_mask_is_refused_for_batches(model: Any) -> None
         model.config._attn_implementation = before
 
 
-def test_an_engine_remembers_earlier_requests_in_its_datastore() -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False, eos_token_id=None)
-    store = Datastore(max_bytes=1 << 20)
-    engine = Engine(DraftConfig(token_cost=0), datastores=[store])
-    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "drafter": engine}
-    outputs = [hf.generate(model, **inputs, **options) for _ in range(3)]
-    for output in outputs:
-        assert torch.equal(output.sequences, plain)
-    # The forced plain steps are few, and the whole answer stands in the store by then.
-    assert outputs[2].stats.steps < outputs[0].stats.steps
-    assert 0 < len(store) <= plain.shape[1]
-    assert engine.num_requests == 0
-
-
 class _Foreign(Generous):
     """Drafts a token that no model here knows, as a datastore of another tokenizer may."""
 
