@@ -20,7 +20,7 @@ from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine, Offers, Successors
 from fastdraft.errors import FastdraftError
-from fastdraft.hf.device import lines_of, on_device, on_host
+from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
@@ -399,7 +399,7 @@ class Decoding:
             row.emitted += count
         if self.streamer is not None:
             for token in token_ids:
-                self.streamer.put(on_host([token]))
+                self.streamer.put(torch.tensor([token], device="cpu"))
 
         if any(ended):
             for row, over in zip(rows, ended, strict=True):

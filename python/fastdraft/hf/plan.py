@@ -20,9 +20,9 @@ from transformers import (
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import attending, shares_keys
+from fastdraft.hf.attention import attending
 from fastdraft.hf.device import device_of
-from fastdraft.hf.draft_models import ModelDrafter
+from fastdraft.hf.draft_models.drafter import ModelDrafter
 from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
@@ -227,7 +227,6 @@ class Plan:
                 new_tokens=new_tokens,
                 layer_types=getattr(text_config, "layer_types", None),
             )
-        self._shares_keys = shares_keys(model)
 
     def _choose_drafter(self) -> None:
         """The drafter, and itself if it runs models."""
@@ -283,7 +282,7 @@ class Plan:
             with (
                 self._model._optimize_model_for_decode(),
                 compiling(is_compiled=self._compiled is not None),
-                attending(self._model, stands_in=self._shares_keys),
+                attending(self._model),
             ):
                 decoding.run(first_logits)
         if streamer is not None:

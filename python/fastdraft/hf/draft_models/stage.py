@@ -26,7 +26,7 @@ from fastdraft import step_latency
 from fastdraft.drafters import AssistantModel
 from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import attending, shares_keys
+from fastdraft.hf.attention import attending
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import RowCache, places_after
@@ -145,7 +145,6 @@ class Stage:
             # Beyond it may be rows that do not take part, and tokens that stages above drafted.
             last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
-        self._shares_keys = shares_keys(model)
         # The scores that it is given are warped.
         self._verifier = Verifier(Warping())
 
@@ -400,7 +399,7 @@ class Stage:
             wanted.append(1 + len(lower[request].token_ids))
             cached.token_ids += feeds[-1]
             cached.confirmed = len(cached.text)
-        with attending(self._model.model, stands_in=self._shares_keys):
+        with attending(self._model.model):
             logits = self._model.forward(
                 feeds,
                 rows=[self._requests[each].row for each in self._slots],
