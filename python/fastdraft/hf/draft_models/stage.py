@@ -249,8 +249,7 @@ class Stage:
             found_to_pay: As in `Schedule.numbers`.
             behind: Tells what the engine promises behind drafts; those that it leaves out end.
         """
-        begin = self._schedule.estimator.begin
-        drafts = {request: RowDraft(belief=begin(self._key(request))) for request in pending}
+        drafts = {request: RowDraft() for request in pending}
         time_of = self._time(step, running=running)
         able = [request for request in pending if limits[request] > 0 and self._takes(request)]
         if not able:
@@ -264,6 +263,8 @@ class Stage:
         self._drop_ended()
         # In the order of the cache, which is that of the logits.
         active = [request for request in self._slots if wanted.get(request, 0) > 0]
+        for request in active:
+            drafts[request].belief = self._schedule.estimator.begin(self._key(request))
         started = first_done = step_latency.clock()
         caught_up = depth = first_depth = 0
         while active:
