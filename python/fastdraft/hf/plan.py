@@ -128,14 +128,7 @@ class Speculation:
 
 
 class Plan:
-    """One generation.
-
-    Args:
-        model: The target model.
-        input_ids: (rows, columns), the prompts as `generate` prepared them.
-        processors, criteria, config, model_kwargs: The same of logits processors, stopping
-            criteria, configuration and the model's inputs.
-        asked: What the caller asked for besides.
+    """One generation, of what `generate` prepared and what its caller asked for besides.
 
     Raises:
         InvalidValueError: The generation cannot be decoded speculatively.
