@@ -185,7 +185,7 @@ class PositionProcessors:
     """
 
     def __init__(self, processors: LogitsProcessorList, *, rows: int, columns: int) -> None:
-        self.all = processors
+        self.all: Any = processors
         self._known = [each for each in processors if type(each) in _KNOWN]
         self.along_path = len(self._known) < len(processors)
         grammars = [each for each in processors if isinstance(each, Grammar)]
