@@ -309,7 +309,8 @@ class Decoding:
         places = on_device(scores.device, np.array([row.index for row in self._running]))[0]
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
         whole[places] = scores
-        return self.processors.all(self._whole_text(depth, scores.device), whole)[places]
+        processed: torch.Tensor = self.processors.all(self._whole_text(depth, scores.device), whole)
+        return processed[places]
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
         """The texts of all rows as plain decoding has them, those that have ended padded."""
