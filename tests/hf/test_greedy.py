@@ -26,7 +26,10 @@ from watches import counted_forwards
 NEW = 48
 
 
-@pytest.mark.parametrize("drafter", [None, DraftConfig(lookahead=3), DraftConfig.prompt_lookup()])
+@pytest.mark.parametrize(
+    "drafter",
+    [None, DraftConfig(lookahead=3), DraftConfig.prompt_lookup(), DraftConfig.ngram(3, 0.1)],
+)
 def test_drafters_by_configuration(llama: Any, drafter: DraftConfig | None) -> None:
     assert_decodes(llama, repetitive_batch(3), drafter, max_new_tokens=NEW)
 

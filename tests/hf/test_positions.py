@@ -21,6 +21,7 @@ from hf_models import (
     VOCABULARY,
     Forester,
     Generous,
+    OfRows,
     assert_decodes,
     edited,
     repetitive_batch,
@@ -34,16 +35,6 @@ OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token
 @pytest.fixture(scope="module")
 def model() -> Any:
     return tiny_model("llama").double()
-
-
-class _OfRows(LogitsProcessor):
-    """Favours a token of each row's own, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
-        return scores
 
 
 def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
@@ -63,7 +54,7 @@ def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
         {"eos_token_id": [EOS, 17, 23, 60, 61, 62]},
         {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
         {"exponential_decay_length_penalty": (5, 1.2)},
-        {"logits_processor": LogitsProcessorList([_OfRows()])},
+        {"logits_processor": LogitsProcessorList([OfRows()])},
         {"prefix_allowed_tokens_fn": _two_thirds},
     ],
     ids=lambda options: "-".join(options),

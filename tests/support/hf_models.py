@@ -417,15 +417,27 @@ def assert_decodes(
     return Decoded(output, expected, more["drafter"])
 
 
+class OfRows(transformers.LogitsProcessor):
+    """Favours a token of each row's own, so it must be called with every row at its place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
+        return scores
+
+
 class _InSteps(StepLatency):
     """A cost that is known: any width from 2 up to `width` costs as much as `width`."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, plain: float) -> None:
         super().__init__("cpu")
         self._width = width
+        self._plain = plain
+        self._random = random.Random(width)
 
     def wants_plain_step(self, rows: Any) -> bool:
-        return False
+        return self._random.random() < self._plain
 
     def best_widths(self, rows: Any, widest: Any = 32) -> tuple[Any, Any]:
         widths = np.maximum(np.arange(1, widest + 1), self._width)
@@ -433,6 +445,9 @@ class _InSteps(StepLatency):
         return widths * 1.0, widths
 
 
-def charge_in_steps(model: Any, width: int) -> None:
-    """Makes generations with `model` take any forward of 2 to `width` tokens for one of `width`."""
-    StepLatency._of_model[model] = {("cpu", ()): _InSteps(width)}
+def charge_in_steps(model: Any, width: int, *, plain: float = 0.0) -> None:
+    """Makes generations with `model` take any forward of 2 to `width` tokens for one of `width`.
+
+    plain: The part of the steps that are measured without drafts.
+    """
+    StepLatency._of_model[model] = {("cpu", ()): _InSteps(width, plain)}
