@@ -26,7 +26,7 @@ from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.fleet import Manifest, Published, Replica, groups
 from fastdraft.fleet.objects import LocalObjects, Objects, RemoteObjects
-from fastdraft.fleet.published import Joined, Pack
+from fastdraft.fleet.published import Pack
 from fastdraft.fleet.sealed import Chunk, digest, frame
 from fleets import KEY, contents, holds, join, only, read, say, texts
 
@@ -44,11 +44,11 @@ def content_of(url: str, name: str) -> bytes:
 
 
 def newest(url: str) -> Manifest:
-    return only(url).latest() or Manifest()
+    return only(url).latest()
 
 
 def published_texts(url: str) -> list[Pack]:
-    return list(only(url).waiting(newest(url)).values())
+    return [pack for pack in only(url).current(newest(url)) if pack.replica]
 
 
 # --- Sharing ---
@@ -203,15 +203,23 @@ def test_the_oldest_text_leaves_when_there_is_too_much(tmp_path: Path) -> None:
     url = str(tmp_path)
     one = join(url, memory_bytes=64 << 20)
     chance = np.random.default_rng(0)
+    say(one, "pinned", [7] * 9)
+    one.refresh()
+    published = only(url)
+    name = published.id_of("pinned")
+    assert published.pin([name]).pinned == {name}
     for number in range(60):
         say(one, "t", [number, *chance.integers(0, 2**22 - 2, 20_000)])
         one.refresh()
-        assert only(url).join(2 << 20).bytes <= 2 << 20
+        assert published.join(2 << 20).bytes <= 2 << 20
     reader = join(url, memory_bytes=64 << 20)
     found = read(reader, "t")
     first = [document[0] for document in found]
     assert first == list(range(first[0], 60)) and 10 < len(first) < 40
-    assert only(url).join(1).bytes == 0
+    assert read(reader, "pinned") == [[7] * 9]
+    assert 0 < published.join(1).bytes < 500
+    assert not published.pin([name], pinned=False).pinned
+    assert published.join(1).bytes == 0
 
 
 def test_200_tenants_are_published_and_read_in_few_calls(
@@ -346,9 +354,8 @@ def test_a_join_killed_at_any_step_loses_nothing(
         one.refresh()
     # What it left goes too.
     manifest = only(url).latest()
-    assert manifest is not None
     packs = {name.partition("/")[2] for name in contents(url) if "/packs/" in name}
-    assert packs <= {pack.name for pack in manifest.packs} | manifest.sources.keys()
+    assert packs <= {pack.name for pack in manifest.packs} | manifest.gone.keys()
 
 
 def test_where_no_write_is_exclusive_the_last_manifest_counts(
@@ -701,7 +708,8 @@ def test_what_is_forgotten_is_nowhere(url: str) -> None:
     assert found_secret(url)  # the scan finds it
     mapped = other.find(["secret"])
 
-    published.forget([published.id_of("secret")])
+    published.pin(map(published.id_of, ("secret", "plain")))
+    assert published.forget([published.id_of("secret")]).pinned == {published.id_of("plain")}
     assert not found_secret(url)
     # A replica that does not know yet publishes again what it has, and that is of no use.
     late._guard("publish", late._publish)
@@ -906,17 +914,17 @@ values = st.recursive(
     max_leaves=6,
 )
 packs = st.lists(st.one_of(values, st.tuples(names, st.integers())), max_size=3)
+numbers = st.one_of(st.dictionaries(names, st.one_of(st.integers(), values), max_size=3), values)
 manifests = st.one_of(
     values,
     st.fixed_dictionaries(
         {
-            "format": st.sampled_from([3, 3, 3, 1, "3", None]),
+            "format": st.sampled_from([4, 4, 4, 1, "4", None]),
             "number": st.sampled_from([1, 1, 1, 2, True]),
             "packs": st.one_of(packs, values),
-            "joined": st.one_of(st.lists(st.tuples(st.integers(), packs)), values),
-            "forgotten": st.one_of(
-                st.dictionaries(names, st.one_of(st.integers(), values), max_size=3), values
-            ),
+            "gone": numbers,
+            "forgotten": numbers,
+            "pinned": st.one_of(st.lists(names, max_size=3), values),
         }
     ),
 )
@@ -936,11 +944,11 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
         manifest = published._parse(1, content)
     except DatastoreError:
         return
-    for pack in (*manifest.packs, *manifest.sources.values()):
-        folder, _, name = pack.name.partition("/")
+    for path in (*(pack.name for pack in manifest.packs), *manifest.gone):
+        folder, _, name = path.partition("/")
         assert folder in ("packs", "text") and set(name) <= set("0123456789abcdef-")
-        assert pack.size >= 0
-    for name in manifest.forgotten:
+    assert all(pack.size >= 0 for pack in manifest.packs)
+    for name in (*manifest.forgotten, *manifest.pinned):
         assert len(name) == 64
 
 
@@ -949,7 +957,7 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
 @settings(deadline=None, max_examples=200)
 def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: str) -> None:
     published = Published(Objects("memory://changed"), KEY, "0" * 64)
-    manifest = Manifest(1, (Pack(PACK, 5),), (Joined(1, (Pack(PACK, 7),)),), {"b" * 64: 1})
+    manifest = Manifest(1, (Pack(PACK, 5),), {PACK: 1}, {"b" * 64: 1}, frozenset({"a" * 64}))
     name = f"{published.group}/manifests/{1:020d}"
     published._objects.remove(name)
     assert published._write(manifest)
