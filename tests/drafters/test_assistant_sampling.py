@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -19,6 +21,7 @@ from assistants import bent, shortened
 from distributions import assert_distribution
 from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.hf.verifier import Verifier
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
 LENGTH, COPIES, PROMPT = 8, 1500, 12
@@ -42,6 +45,7 @@ def _assert_distribution(model: Any, sequences: torch.Tensor, options: dict[str,
         )
         if name in options
     ]
+    warpers = [*options.get("logits_processor", ()), *warpers]
     assert_distribution(model, sequences, prompt=PROMPT, processors=warpers)
 
 
@@ -55,6 +59,16 @@ def _sampled(model: Any, drafter: Any, **options: Any) -> Any:
     )
 
 
+class _AlongThePath(LogitsProcessor):
+    """Unknown to fastdraft, so it shapes the target's scores alone, along the accepted path."""
+
+    def __init__(self, by: float) -> None:
+        self._by = by
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores + self._by * (input_ids[:, -1:] + torch.arange(scores.shape[1])).cos()
+
+
 @pytest.mark.parametrize(
     ("gamma", "options"),
     [
@@ -63,7 +77,9 @@ def _sampled(model: Any, drafter: Any, **options: Any) -> Any:
         (3, {"temperature": 1.4, "top_p": 0.8}),
         (16, {}),
         (16, {"temperature": 0.5, "top_p": 0.9}),
+        (2, {"logits_processor": LogitsProcessorList([_AlongThePath(by=0.5)])}),
     ],
+    ids=str,
 )
 def test_samples_have_the_targets_distribution(
     model: Any, small: Any, gamma: int, options: dict[str, Any]
@@ -157,6 +173,35 @@ def test_stages_draft_from_the_last_models_own_distribution(model: Any) -> None:
     sub, _ = output.assistants
     assert 0.1 < sub.alpha < 0.9
     _assert_distribution(model, output.sequences, {})
+
+
+def test_drafts_are_accepted_along_the_path_as_they_were_drawn(model: Any) -> None:
+    """Where the model that drafts is the target, all of them."""
+    drafter = _constant(copy.deepcopy(model), 4)
+    options = {"logits_processor": LogitsProcessorList([_AlongThePath(by=0.0)])}
+    output = _sampled(model, drafter, num_return_sequences=3, max_new_tokens=21, **options)
+    assert output.stats.accepted == output.stats.drafted == 3 * 4 * 4
+
+
+def test_stages_draw_by_numbers_of_their_own(
+    model: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Verification is exact for drafts that are independent of it."""
+    seeds: dict[int, set[int]] = {}
+    verify = Verifier.__call__
+
+    def noting(verifier: Verifier, *arguments: Any, **options: Any) -> Any:
+        seeds.setdefault(id(verifier), set()).update(options["seeds"].tolist())
+        return verify(verifier, *arguments, **options)
+
+    monkeypatch.setattr(Verifier, "__call__", noting)
+    staged = Staged([_constant(shortened(model), 2), _constant(small, 5)])
+    _sampled(model, staged, num_return_sequences=1)
+    target, *stages = seeds.values()
+    assert len(target) == 1
+    assert len(stages) == 2
+    assert min(map(len, stages)) > 1
+    assert not target & stages[0] and not target & stages[1] and not stages[0] & stages[1]
 
 
 def test_supports_that_do_not_meet(model: Any) -> None:

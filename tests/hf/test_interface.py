@@ -361,7 +361,6 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"use_cache": False}, "key-value cache, got use_cache=False"),
         ({"cache_implementation": "offloaded"}, "DynamicCache, got offloaded DynamicCache"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores .*logprobs=True"),
         ({"synced_gpus": True}, "synced_gpus must be off"),
         ({"streamer": Recorder()}, "batch of 1 row, got 2 rows"),
         ({"stop_strings": "x"}, "tokenizer must be given with stop_strings 'x', got None"),

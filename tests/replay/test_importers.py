@@ -253,10 +253,10 @@ class Rendered(TextTokenizer):
         return messages, answer
 
 
-def imported(*lines: Any) -> tuple[list[tuple[Any, Any]], Rendered]:
+def imported(*lines: Any, form: str | None = None) -> tuple[list[tuple[Any, Any]], Rendered]:
     """Prompts and outputs, before messages are text and after; and what tools they had."""
     tokenizer = Rendered()
-    importer = Importer(tokenizer)
+    importer = Importer(tokenizer, form=form)
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastdraft.replay.importers.check_record", lambda *_: None)
@@ -272,7 +272,7 @@ def imported(*lines: Any) -> tuple[list[tuple[Any, Any]], Rendered]:
 
 @pytest.mark.parametrize(("form", "line", "expected"), CASES)
 def test_each_form_is_known_and_read(form: str, line: Any, expected: list[Any]) -> None:
-    assert next(name for name, (applies, _) in FORMS.items() if applies(line)) == form
+    assert next(name for name in FORMS if FORMS[name].applies(line)) == form
     found, tokenizer = imported(line)
     assert found == expected
     has_tools = "tools" in json.dumps(line) or "definitions" in json.dumps(line)
@@ -300,7 +300,13 @@ def test_sglangs_log_is_read() -> None:
 
 
 def test_every_form_has_a_case() -> None:
-    assert {form for form, _, _ in CASES} | {"openai-batch"} == FORMS.keys()
+    assert {form for form, _, _ in CASES} | {"openai-batch", "records"} == FORMS.keys()
+
+
+def test_a_form_that_is_named_is_not_guessed() -> None:
+    line = {"prompt": "hi", "output": "hello", "messages": [USER, SAID]}
+    assert imported(line)[0] == imported(line, form="records")[0] == [("hi", "hello")]
+    assert imported(line, form="fine-tuning")[0] == [([USER], SAID)]
 
 
 def test_answers_of_one_conversation_are_a_session() -> None:

@@ -460,6 +460,9 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         (["{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
         (["{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
         (["{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
+        (["{data}", "--format", "odd"], 2, "'odd' is not one of"),
+        (["{data}", "--plot", "speeds.odd"], 1, "its name must end in one of"),
+        (["{data}", "--plot", "speeds"], 1, "its name must end in one of"),
         (["{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
         (["{text}", "--tokenizer", "{data}"], 1, "cannot load"),
     ],
@@ -478,6 +481,20 @@ def test_bad_arguments_are_named(
     result = fastdraft(*(each.format(**places) for each in arguments))
     assert result.exit_code == exit_code
     assert message in result.stderr
+    assert result.stdout == ""  # refused before the work
+
+
+def test_a_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
+    data, image = write(tmp_path / "f.jsonl", copies(10, requests=2)), tmp_path / "plot.svg"
+    options = (data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
+    assert fastdraft(*options).exit_code == 0
+    drawn = image.read_text()
+    for text in ("fastdraft", "plain", "token cost 0", "token cost 0.1"):
+        assert f">{text}</text>" in drawn
+    assert ">default<" not in drawn
+    image.unlink()
+    assert fastdraft(*options).exit_code == 0
+    assert image.read_text() == drawn
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:

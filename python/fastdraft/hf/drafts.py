@@ -98,6 +98,18 @@ class FlatDrafts:
             {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},
         )
 
+    def drawn_at(self, depth: int) -> FlatDrafts:
+        """Of the drafts that were drawn, the token at this depth alone."""
+        at = slice(depth, depth + 1)
+        return FlatDrafts.of_rows(
+            [
+                RowDraft(tokens[at], logits=list(self.draft_logits[row][at]))
+                if row in self.draft_logits
+                else RowDraft()
+                for row, tokens in enumerate(self.by_row)
+            ]
+        )
+
     @cached_property
     def counts(self) -> NDArray[np.int32]:
         """The length of each row's draft."""

@@ -51,6 +51,12 @@ class _Emitted(NamedTuple):
     logprobs: list[list[float]] | None = None
     raw_logprobs: list[list[float]] | None = None
 
+    def lines(self, drafts: FlatDrafts) -> list[NDArray[np.int64]]:
+        """The lines of logits that each row's tokens were chosen from."""
+        steps = itertools.repeat(np.arange(drafts.longest + 1)) if self.kept is None else self.kept
+        firsts, counts = drafts.first_lines, map(len, self.tokens)
+        return [at + step[:count] for at, step, count in zip(firsts, steps, counts, strict=False)]
+
 
 @dataclass
 class Decoding:
@@ -68,7 +74,8 @@ class Decoding:
         cost: The measured time of the model's steps.
         padding: Fills the texts of rows that have ended, as plain decoding has it.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
-        keep_logits: Whether to keep its logits.
+        keep_scores, keep_logits: Whether to keep what every emitted token was chosen from, after
+            and before the processors.
         keep_logprobs: Whether to keep its log-probabilities.
     """
 
@@ -83,6 +90,8 @@ class Decoding:
     cost: StepLatency
     padding: int
     streamer: Any
+    keep_scores: bool
+    keep_logits: bool
     keep_logprobs: bool
 
     def __post_init__(self) -> None:
@@ -223,9 +232,22 @@ class Decoding:
         emitted = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
         if self.keep_logprobs and (self._along_path or self.processors):
             # Verification saw other logits than the model's own.
-            raw_logprobs = _raw_logprobs(emitted, logits, drafts.first_lines)
+            raw_logprobs = _raw_logprobs(
+                emitted.tokens, lines_of(logits, np.concatenate(emitted.lines(drafts)))
+            )
             emitted = emitted._replace(raw_logprobs=raw_logprobs)
         return emitted
+
+    def _keep(
+        self, scores: torch.Tensor, logits: torch.Tensor, lines: Sequence[NDArray[np.int64]]
+    ) -> None:
+        """Keeps the scores and logits that tokens of each row were chosen from."""
+        for row, own in zip(self._running, lines, strict=True):
+            # Copies, which keep nothing else alive.
+            if self.keep_scores:
+                row.scores.append(self.warping(lines_of(scores, own).to(torch.float32, copy=True)))
+            if self.keep_logits:
+                row.logits.append(lines_of(logits, own).to(torch.float32, copy=True))
 
     def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
         """`_choose` of whole drafts at a time."""
@@ -241,9 +263,12 @@ class Decoding:
             assert choice.chances is not None
             self._learn(drafts, choice.likeliest, choice.chances)
         kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
-        return _Emitted(
+        emitted = _Emitted(
             choice.tokens, kept, logprobs=choice.logprobs, raw_logprobs=choice.raw_logprobs
         )
+        if self.keep_scores or self.keep_logits:
+            self._keep(scores, logits, emitted.lines(drafts))
+        return emitted
 
     def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
         """Verifies drafts behind so many tokens that each row has emitted in this step."""
@@ -268,20 +293,23 @@ class Decoding:
         """`_choose` by processors and criteria that plain decoding would call once for each token.
 
         All rows go on by a token at a time, and so have texts of one length. The first that leaves
-        its draft or ends ends the step. One read for each token. A draft token that was drawn is
-        accepted where the target draws it too.
+        its draft or ends ends the step. One read for each token.
         """
         rows = self._running
-        firsts, nothing = drafts.first_lines, FlatDrafts.of_rows([RowDraft()] * len(rows))
         nodes: list[Any] = [-1] * len(rows)
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         ended = [False] * len(rows)
         for depth in itertools.count():
-            lines = firsts + 1 + np.array(nodes)
-            scores = self._processed(lines_of(logits, lines), depth)
-            choice = self._verify(scores, nothing, depth)
+            own = lines_of(logits, drafts.first_lines + 1 + np.array(nodes))
+            scores = self._processed(own, depth)
+            drawn = drafts.drawn_at(depth)
+            # What would follow a drawn token is not known yet: its line decides nothing.
+            again = np.repeat(np.arange(len(rows)), drawn.counts + 1)
+            choice = self._verify(lines_of(scores, again), drawn, depth)
+            if self.keep_scores or self.keep_logits:
+                self._keep(scores, own, list(np.arange(len(rows))[:, None]))
             for line, found in zip(logprobs, choice.logprobs or (), strict=False):
                 line.append(found[0])
             for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
@@ -455,21 +483,9 @@ def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
     return kept
 
 
-def _raw_logprobs(
-    emitted: _Emitted, logits: torch.Tensor, firsts: NDArray[np.int64]
-) -> list[list[float]]:
-    """The log-probabilities of emitted tokens under the model's own logits, where verification saw
-    others: of a token a row at a time, which takes as much memory as a step without drafts.
-    `firsts`: as `FlatDrafts.first_lines`."""
-    logprobs: list[list[float]] = [[] for _ in emitted.tokens]
-    for depth in range(max(map(len, emitted.tokens))):
-        slots = [slot for slot, tokens in enumerate(emitted.tokens) if depth < len(tokens)]
-        steps = depth if emitted.kept is None else emitted.kept[slots, depth]
-        (chosen,) = on_device(
-            logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
-        )
-        scores = lines_of(logits, firsts[slots] + steps).to(torch.float32).log_softmax(-1)
-        found = scores.gather(1, chosen[:, None])[:, 0].tolist()
-        for slot, logprob in zip(slots, found, strict=True):
-            logprobs[slot].append(logprob)
-    return logprobs
+def _raw_logprobs(tokens: Sequence[Sequence[int]], logits: torch.Tensor) -> list[list[float]]:
+    """The log-probabilities of each row's tokens under the model's own logits, a line for each."""
+    (chosen,) = on_device(logits.device, np.concatenate(tokens))
+    logprobs = logits.to(torch.float32).log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+    found = iter(logprobs.tolist())
+    return [list(itertools.islice(found, len(row))) for row in tokens]

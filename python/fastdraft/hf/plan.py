@@ -28,7 +28,7 @@ from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.output import SpeculativeOutput, pad_token_id, padded_sequences
+from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported, require_verifying
 from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
@@ -227,6 +227,8 @@ class Plan:
                 cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
                 streamer=streamer,
                 padding=self._padding,
+                keep_scores=self._keeps("scores"),
+                keep_logits=self._keeps("logits"),
                 keep_logprobs=self._asked.logprobs,
             )
             if self._models is not None:
@@ -308,6 +310,9 @@ class Plan:
             # Without Python code in between, where an interrupt would lose the id of a request.
             list(map(setattr, rows[-1:], ["request"], map(partial.__call__, [add])))
 
+    def _keeps(self, name: str) -> bool:
+        return self._wants_dict and bool(getattr(self._config, f"output_{name}"))
+
     def _output(self, decoding: Decoding) -> SpeculativeOutput:
         rows = decoding.rows
         if self._compiled is not None:
@@ -330,6 +335,9 @@ class Plan:
             "row_stats": row_stats,
             "assistants": None if self._models is None else self._models.assistants,
         }
+        for name in filter(self._keeps, ("scores", "logits")):
+            counts = [row.emitted for row in rows]
+            fields[name] = by_step([getattr(row, name) for row in rows], counts)
         if self._asked.logprobs:
             for name in ("logprobs", "raw_logprobs"):
                 fields[name] = [torch.tensor(getattr(row, name), device="cpu") for row in rows]

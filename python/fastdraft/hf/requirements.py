@@ -143,12 +143,9 @@ def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None
             f"fastdraft decodes by greedy search or sampling, got {mode.value}"
             + ("; choose what drafts with drafter=" if mode.value == "assisted_generation" else "")
         )
-    for option in ("output_attentions", "output_hidden_states", "output_logits", "output_scores"):
+    for option in ("output_attentions", "output_hidden_states"):
         if getattr(config, option):
-            raise InvalidValueError(
-                f"{option} is not given by speculative decoding, got True; logprobs=True gives the "
-                "log-probabilities of new tokens"
-            )
+            raise InvalidValueError(f"{option} is not given by speculative decoding, got True")
 
 
 def _require_positions(model: Any, config: GenerationConfig) -> None:
