@@ -317,13 +317,18 @@ def test_a_sessions_next_request_waits_for_its_last_one(tmp_path: Path) -> None:
         {"prompt_ids": [7], "output_ids": said, "session": "a"},
         {"prompt_ids": [8], "output_ids": [9], "session": "a", "prompt_mode": "append"},
         {"prompt_ids": [7], "output_ids": [*range(200, 260)], "session": "b"},
+        # Asked as the first one, but after the second one.
+        {"prompt_ids": [7], "output_ids": [*range(300, 310)], "session": "a"},
     ]
     records = read_family(write(tmp_path / "turns.jsonl", turns), no_text)
     ended: list[int] = []
     peer = EnginePeer(Engine(DraftConfig(token_cost=0), datastores=[Datastore()]))
     result = replay_family(peer, records, at_once=3, on_request=ended.append)
-    assert ended == [60, 60, 1]
-    assert (result.requests, result.stats.accepted) == (3, 0)
+    assert ended == [60, 60, 1, 10]
+    assert (result.requests, result.stats.accepted) == (4, 0)
+    assert result.num_bytes is not None and 0 < peer.num_bytes() <= result.num_bytes
+    # Steps, emitted and drafted tokens of sessions: with at_once, of all of their requests.
+    assert result.sessions.tolist() == [[68, 68, 0], [59, 59, 0]]
 
 
 def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
