@@ -880,19 +880,6 @@ def test_another_key_model_or_tokenizer_shares_nothing(
     assert read(join(url), "t") == [[1, 2, 3]]
 
 
-def test_another_key_opens_nothing(tmp_path: Path) -> None:
-    url = str(tmp_path)
-    with pytest.raises(InvalidValueError, match=r"nothing is published there with this key$"):
-        groups(Objects(url), KEY)
-    one = join(url)
-    say(one, "t", [1, 2, 3])
-    one.refresh()
-    for _ in range(2):
-        with pytest.raises(InvalidValueError, match="1 models have text of another key"):
-            groups(Objects(url), b"another operator")
-        only(url).join()
-
-
 # --- Hostile manifests and objects ---
 
 PACK = f"packs/{1:020d}-{'0' * 64}"

@@ -405,9 +405,6 @@ def test_show_colours_the_text_by_its_origin(tmp_path: Path, tokenizer: Path) ->
     assert "⟦context⟧ " in legend
     assert counts.startswith("18 tokens, ")
     assert "steps after the prefill" in counts
-    missing = fastdraft(*options[:-1], "other")
-    assert missing.exit_code == 2
-    assert "no request has the id 'other'" in missing.stderr
 
 
 def test_show_prints_ids_where_there_is_no_text(tmp_path: Path) -> None:
@@ -457,6 +454,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
     ("arguments", "exit_code", "message"),
     [
         ([], 2, "give either LOGS or --sample"),
+        (["--sample", "."], 2, "give either LOGS or --sample"),
+        (["--sample", "--tokenizer", "."], 2, "it takes no --tokenizer"),
+        (["--sample", "--svg", "x.svg"], 2, "--svg draws one request: it needs --show"),
+        (["--sample", "--show", "--svg", "no/x.svg"], 2, "no is not a directory"),
+        (["--sample", "--show", "edit-9"], 2, "no request has the id 'edit-9'"),
+        (["--sample", "--html", "no/out.html"], 2, "no is not a directory"),
+        (["--sample", "--html", "{empty}"], 2, "is a directory"),
         (["gone"], 2, "'gone' does not exist"),
         (["{empty}"], 1, "must hold *.jsonl files, and holds none"),
         (["{void}"], 1, "void.jsonl holds no records"),
