@@ -37,7 +37,10 @@ def test_prompts_without_padding_keep_the_models_own_masks(family: str) -> None:
     assert_decodes(model, inputs, "found", max_new_tokens=NEW)
 
 
-@pytest.mark.parametrize("drafter", [None, DraftConfig(lookahead=3), DraftConfig.prompt_lookup()])
+@pytest.mark.parametrize(
+    "drafter",
+    [None, DraftConfig(lookahead=3), DraftConfig.prompt_lookup(), DraftConfig.ngram(3, 0.1)],
+)
 def test_drafters_by_configuration(llama: Any, drafter: DraftConfig | None) -> None:
     assert_decodes(llama, repetitive_batch(3), drafter, max_new_tokens=NEW)
 

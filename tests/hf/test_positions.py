@@ -21,6 +21,7 @@ from hf_models import (
     VOCABULARY,
     Forester,
     Generous,
+    OfRows,
     assert_decodes,
     edited,
     repetitive_batch,
@@ -58,16 +59,6 @@ def _check(model: Any, rows: int, **options: Any) -> None:
     torch.testing.assert_close(torch.stack(output.logprobs), logprobs, rtol=1e-4, atol=1e-5)
 
 
-class _OfRows(LogitsProcessor):
-    """Favours a token of each row's own, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
-        return scores
-
-
 def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
     return [token for token in range(VOCABULARY) if (token + row + len(text)) % 3]
 
@@ -87,7 +78,7 @@ def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
         {"eos_token_id": [EOS, 17, 23, 60, 61, 62]},
         {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
         {"exponential_decay_length_penalty": (5, 1.2)},
-        {"logits_processor": LogitsProcessorList([_OfRows()])},
+        {"logits_processor": LogitsProcessorList([OfRows()])},
         {"prefix_allowed_tokens_fn": _two_thirds},
     ],
     ids=lambda options: "-".join(options),

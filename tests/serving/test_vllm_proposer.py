@@ -73,7 +73,11 @@ def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
     host.step()
     assert drafter.num_requests == 1
     host.end("a")
-    host.execute_model(SimpleNamespace(finished_req_ids={"a"}))
+    host.execute_model(
+        SimpleNamespace(
+            finished_req_ids={"a"}, num_scheduled_tokens={}, scheduled_spec_decode_tokens={}
+        )
+    )
     assert drafter.num_requests == 0
     assert host.executed == 2
     host.step()
@@ -544,7 +548,6 @@ def test_bad_settings_end_the_start(settings: dict[str, Any], message: str) -> N
 
 
 def test_settings_are_optional() -> None:
-    assert Settings.of(SimpleNamespace()) == Settings()
     assert Settings.of(SimpleNamespace(additional_config={"other": 1})) == Settings()
     with pytest.raises(InvalidValueError, match="must be a mapping"):
         Settings.of(SimpleNamespace(additional_config={"fastdraft": 5}))

@@ -27,7 +27,7 @@ from fastdraft.serving.vllm.beside import BINS, HeadRecord
 from fastdraft.serving.vllm.lookup import LateRequests
 from fastdraft.serving.vllm.method import has_head
 from fastdraft.serving.vllm.requests import Request, is_first_rank
-from fastdraft.serving.vllm.settings import Settings, check_speculator
+from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.transfers import Ends, TreeBuffers
 
 __all__ = ["FastdraftSpeculator"]
@@ -74,7 +74,7 @@ class FastdraftSpeculator:
             DatastoreError: A datastore cannot be opened.
         """
         settings = Settings.of(vllm_config)
-        check_speculator(vllm_config)
+        settings.check(vllm_config, v2=True)
         device = torch.device(device)
         speculative = vllm_config.speculative_config
         self._lookahead = lookahead = int(speculative.num_speculative_tokens)
