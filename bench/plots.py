@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from fastdraft.replay.plot import OURS, Speeds, look_of, saved, speeds_figure, style
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -39,44 +39,20 @@ PEERS = {
 SERVED = {"fastdraft-v1": "fastdraft", "suffix": "arctic", "ngram": "vllm"}
 COMPARED_COST = 0.02
 
-OURS = "#1a7f37"
-
-LOOKS: Mapping[str, dict[str, Any]] = {
-    "fastdraft": {"color": OURS, "marker": "o"},
-    "fastdraft, trees of 32": {"color": "#0b4d22", "marker": "P"},
-    "arctic": {"color": "#d1742f", "marker": "D"},
-    "arctic-local": {"color": "#e8b48c", "marker": "d"},
-    "vllm": {"color": "#3b6fb6", "marker": "s"},
-    "transformers": {"color": "#8f6bb3", "marker": "^"},
-}
-"""The colour and the marker of each drafter."""
-
 Data = Mapping[str, Mapping[Any, float]]
 """What a plot shows: for each drafter, values by what they depend on."""
-
-
-class Speeds(NamedTuple):
-    """The modelled speeds of one drafter at one token cost."""
-
-    name: str
-    """The drafter's, with the size of its trees; the default drafter is "fastdraft"."""
-    token_cost: float
-    families: dict[str, float]
 
 
 def read_speeds(path: Path) -> list[Speeds]:
     """Those of all runs that `fastdraft replay --json` wrote to a file."""
     found = []
     for run in json.loads(path.read_text("utf-8"))["runs"]:
-        name = "fastdraft" if run["drafter"] == "default" else run["drafter"]
-        if run["tree_budget"] is not None:
-            name = f"{name}, trees of {run['tree_budget']}"
         cost = run["token_cost"]
         speeds = {
             family: each["emitted"] / (each["steps"] + cost * each["drafted"])
             for family, each in run["families"].items()
         }
-        found.append(Speeds(name, cost, speeds))
+        found.append(Speeds.of(run["drafter"], run["tree_budget"], cost, speeds))
     return found
 
 
@@ -104,14 +80,18 @@ def speed_by_token_cost() -> dict[str, dict[float, float]]:
     return found
 
 
-def families_against_arctic() -> dict[str, dict[str, float]]:
-    """By drafter and family the modelled speed at `COMPARED_COST`: ours and Arctic's, with chains
-    and with its memory."""
-    return {
-        run.name: run.families
+def arctic_runs() -> list[Speeds]:
+    """Ours and Arctic's, each with chains and with its memory, at one cost."""
+    return [
+        run
         for run in all_speeds()
         if run.token_cost == COMPARED_COST and run.name in ("fastdraft", "arctic")
-    }
+    ]
+
+
+def families_against_arctic() -> dict[str, dict[str, float]]:
+    """By drafter and family the modelled speed at `COMPARED_COST`."""
+    return {run.name: run.families for run in arctic_runs()}
 
 
 def propose_latency() -> dict[str, dict[int, float]]:
@@ -143,40 +123,9 @@ def reliability() -> dict[str, dict[float, float]]:
     }
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """The look of all plots; equal data makes equal files."""
-    options: Any = {
-        "axes.edgecolor": "#8c959f",
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlelocation": "left",
-        "axes.titleweight": "bold",
-        "axes.titlesize": 11,
-        "font.size": 10,
-        "grid.color": "#e3e6ea",
-        "legend.frameon": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fastdraft",
-        "font.family": ["sans-serif"],
-        "text.color": "#1f2328",
-        "xtick.color": "#57606a",
-        "ytick.color": "#57606a",
-        "axes.labelcolor": "#57606a",
-    }
-    with matplotlib.rc_context(options):
-        yield
-
-
-def saved(figure: Figure, path: Path, description: str) -> None:
-    """Writes a figure with its description, and without a date."""
-    figure.savefig(path, metadata={"Date": None, "Description": description})
-
-
-def drawn(data: Data) -> tuple[Figure, Axes]:
+def lines(axes: Axes, data: Data) -> None:
     """A line for each drafter; ours in front and wider."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
+    looks = look_of(list(data))
     for name, points in data.items():
         ours = name.startswith("fastdraft")
         axes.plot(
@@ -186,16 +135,16 @@ def drawn(data: Data) -> tuple[Figure, Axes]:
             linewidth=2.4 if ours else 1.5,
             zorder=3 if ours else 2,
             markersize=6,
-            **LOOKS[name],
+            **looks[name],
         )
     axes.grid()
-    axes.legend()
-    return figure, axes
 
 
 def draw_speed_by_token_cost() -> Figure:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     data = speed_by_token_cost()
-    figure, axes = drawn(data)
+    lines(axes, data)
     axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
     axes.annotate("plain decoding", (0, 1), (0, 5), textcoords="offset points")
     axes.set(
@@ -207,47 +156,18 @@ def draw_speed_by_token_cost() -> Figure:
     runs = result("replay")["runs"][0]["families"]
     requests = sum(family["requests"] for family in runs.values())
     axes.set_title(f"{requests:,} recorded requests of {len(runs)} kinds, geometric mean")
+    axes.legend()
     return figure
 
 
 def draw_families_against_arctic() -> Figure:
-    """Plain decoding is the line at 1. Families stand in the order of our speeds."""
-    data = families_against_arctic()
-    names = sorted(data["fastdraft"], key=data["fastdraft"].__getitem__)
-    figure = Figure(figsize=(8, 1.9 + 0.27 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    for place, name in enumerate(names):
-        ends = [speeds[name] for speeds in data.values()]
-        axes.plot([min(ends), max(ends)], [place] * 2, color="#d0d7de", lw=2, zorder=1)
-    for depth, (name, speeds) in enumerate(data.items()):
-        axes.plot(
-            [speeds[each] for each in names],
-            range(len(names)),
-            linestyle="none",
-            markersize=6,
-            label=TITLES.get(name, name),
-            zorder=4 - depth / len(data),
-            **LOOKS[name],
-        )
-    axes.axvline(1, color="#24292f", lw=1.5, zorder=2, label="plain")
-    axes.set_title(f"token cost {COMPARED_COST:g}")
-    axes.set_xlabel("modelled speed, times plain")
-    # On this scale 2 times and 0.5 times plain are equally far from 1.
-    axes.set_xscale("log")
-    axes.set_xlim(0.95, 1.08 * max(max(speeds.values()) for speeds in data.values()))
-    axes.xaxis.set_major_locator(FixedLocator([1, 1.5, 2, 3, 5, 10, 20]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(-0.7, len(names) - 0.3)
-    figure.legend(loc="outside upper left", ncols=3)
-    return figure
+    return speeds_figure([r._replace(name=TITLES.get(r.name, r.name)) for r in arctic_runs()])
 
 
 def draw_propose_latency() -> Figure:
-    figure, axes = drawn(propose_latency())
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    lines(axes, propose_latency())
     axes.set(
         xscale="log",
         yscale="log",
@@ -255,17 +175,20 @@ def draw_propose_latency() -> Figure:
         ylabel="one proposal, microseconds (median)",
     )
     axes.set_title(f"Time of one proposal, {machine('index')}")
+    axes.legend()
     return figure
 
 
 def draw_throughput() -> Figure:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     data = throughput()
-    figure, axes = drawn(data)
+    lines(axes, data)
     rows = sorted({row for points in data.values() for row in points})
     lowest, highest = throughput(1), throughput(2)
-    for name in data:
+    for name, look in look_of(list(data)).items():
         ends = list(lowest[name].values()), list(highest[name].values())
-        axes.vlines(list(data[name]), *ends, color=LOOKS[name]["color"], linewidth=1)
+        axes.vlines(list(data[name]), *ends, color=look["color"], linewidth=1)
     axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
     axes.annotate("plain decoding", (rows[-1], 1), (0, 5), textcoords="offset points", ha="right")
     axes.set(
@@ -275,6 +198,7 @@ def draw_throughput() -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.set_title(f"vLLM with the demo model, {machine('serving_live')}")
+    axes.legend()
     return figure
 
 
