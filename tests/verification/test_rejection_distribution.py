@@ -63,10 +63,13 @@ def test_every_token_has_the_targets_distribution(options, chunk, monkeypatch):
     kept = kept_lengths(distributions, [exact(row, **options) for row in draft_logits])
     for j, distribution in enumerate(distributions):
         reached = verified.lengths > j
-        check_counts(np.bincount(verified.token_ids[reached, j], minlength=12), distribution)
-        # Drafts are kept as often as can be.
+        tried = int(reached.sum())
+        if tried >= 1000:
+            counts = np.bincount(verified.token_ids[reached, j], minlength=VOCABULARY)
+            check_counts(counts, distribution)
         if j > 0:
-            assert stats.binomtest(int(reached.sum()), N, kept[j]).pvalue > SIGNIFICANT
+            # Drafts are kept as often as can be.
+            assert stats.binomtest(tried, N, kept[j]).pvalue > SIGNIFICANT
 
 
 @pytest.mark.parametrize(
