@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 from campaign.calls import DRAFTERS, Calls
 from fastdraft import Datastore, DraftConfig, Engine
@@ -23,42 +23,28 @@ def case(seed: int) -> Counter[str]:
     memory = Datastore(max_bytes=chance.choice([1 << 18, 1 << 22]))
     engine = Engine(DraftConfig(**chance.choice(DRAFTERS)), datastores=[memory])
     shared: list[int] = []
-    found: Counter[str] = Counter()
-    failures: list[BaseException] = []
+    seeds = [chance.getrandbits(32) for _ in range(chance.choice([2, 4, 8]))]
     until = time.monotonic() + _SECONDS
 
-    def work(seed: int) -> None:
-        of_thread: Counter[str] = Counter()
-        try:
-            caller = Calls(engine, memory, random.Random(seed), shared)
-            while time.monotonic() < until and not failures:
-                of_thread["calls of threads"] += 1
-                try:
-                    caller.draw()()
-                except UnknownRequestError:
-                    of_thread["requests that vanished"] += 1
-            caller.end()
-            of_thread["rows that vanished"] = caller.vanished
-        except BaseException as failure:
-            failures.append(failure)
-        found.update(of_thread)
+    def work(seed: int) -> Counter[str]:
+        found: Counter[str] = Counter()
+        caller = Calls(engine, memory, random.Random(seed), shared)
+        while time.monotonic() < until:
+            found["calls of threads"] += 1
+            try:
+                caller.draw()()
+            except UnknownRequestError:
+                found["requests that vanished"] += 1
+        caller.end()
+        return found + Counter({"rows that vanished": caller.vanished})
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        threads = [
-            threading.Thread(target=work, args=(chance.getrandbits(32),), daemon=True)
-            for _ in range(chance.choice([2, 4, 8]))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_SECONDS + 30)
-            assert not thread.is_alive(), "a thread waits for ever"
+        with ThreadPoolExecutor(len(seeds)) as threads:
+            found = sum(threads.map(work, seeds), Counter[str]())
     finally:
         sys.setswitchinterval(before)
-    if failures:
-        raise failures[0]
     for request in shared:
         engine.cancel(request)
     assert engine.num_requests == 0, engine.num_requests

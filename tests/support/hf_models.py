@@ -36,58 +36,50 @@ _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_
 _WINDOW = 11
 
 
-_OLD_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 256,
+_ALTERNATING: dict[str, Any] = {
+    "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
 }
-_MIXED = {"sliding_window": _WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-# The configuration of a family, and what it has beyond the sizes and special tokens of all.
-_CONFIGS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "llama": (transformers.LlamaConfig, _SIZES),
-    "qwen2": (
-        transformers.Qwen2Config,
-        {**_SIZES, "use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1},
-    ),
-    "qwen3": (transformers.Qwen3Config, _SIZES),
-    "gemma2": (
-        transformers.Gemma2Config,
-        {**_SIZES, "sliding_window": _WINDOW, "query_pre_attn_scalar": 8},
-    ),
-    "gemma3": (
-        transformers.Gemma3TextConfig,
-        {**_SIZES, **_MIXED, "query_pre_attn_scalar": 8},
-    ),
-    "mistral": (transformers.MistralConfig, {**_SIZES, "sliding_window": _WINDOW}),
-    "phi": (transformers.PhiConfig, _SIZES),
-    "phi3": (transformers.Phi3Config, {**_SIZES, "sliding_window": _WINDOW}),
-    "gpt_oss": (
-        transformers.GptOssConfig,
-        {
-            **_SIZES,
-            **_MIXED,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        },
-    ),
-    "gpt2": (
-        transformers.GPT2Config,
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
-    ),
-    "gpt_neox": (transformers.GPTNeoXConfig, {**_OLD_SIZES, "intermediate_size": 64}),
-    "opt": (transformers.OPTConfig, {**_OLD_SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32}),
+# What a family's configuration has besides the sizes above.
+_OWN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1},
+    "qwen3": {},
+    "gemma2": {"sliding_window": _WINDOW, "query_pre_attn_scalar": 8},
+    "gemma3": {**_ALTERNATING, "query_pre_attn_scalar": 8},
+    "mistral": {"sliding_window": _WINDOW},
+    "phi": {},
+    "phi3": {"sliding_window": _WINDOW},
+    "gpt_oss": {
+        **_ALTERNATING,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
 }
-# Those that all tests go through; gpt_oss has tests of its own.
-FAMILIES = tuple(family for family in _CONFIGS if family != "gpt_oss")
+# What these families do not know of the sizes.
+_UNKNOWN = {
+    "gpt2": [name for name in _SIZES if name != "vocab_size"],
+    "gpt_neox": ["num_key_value_heads", "head_dim"],
+    "opt": ["intermediate_size", "num_key_value_heads", "head_dim"],
+}
+
+
+def _config(family: str, changes: dict[str, Any]) -> Any:
+    sizes = {name: _SIZES[name] for name in _SIZES if name not in _UNKNOWN.get(family, ())}
+    kind = "gemma3_text" if family == "gemma3" else family
+    return transformers.AutoConfig.for_model(kind, **sizes | _TOKENS | _OWN[family] | changes)
+
+
+FAMILIES = tuple(family for family in _OWN if family != "gpt_oss")
 
 
 def tiny_model(family: str, *, attention: str | None = None, **changes: Any) -> Any:
     """A random float32 model, as `drawn` makes it, with `changes` of its configuration."""
-    kind, own = _CONFIGS[family]
-    config = kind(**own | _TOKENS | changes)
+    config = _config(family, changes)
     config.tie_word_embeddings = False
     if attention is not None:
         config._attn_implementation = attention

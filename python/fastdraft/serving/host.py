@@ -160,20 +160,16 @@ def opened(settings: MemorySettings, config: DraftConfig, target: Target | None)
 
 def watch(replica: Replica, report: Callable[[Totals], None]) -> None:
     """Has `report` take the replica's totals after each of its looks, in its thread."""
-
-    def refreshed() -> None:
-        report(
-            {
-                "publish_faults": replica.faults["publish"],
-                "follow_faults": replica.faults["follow"],
-                "published_tokens": replica.published_tokens,
-                "dropped_tokens": replica.dropped_tokens,
-                "published_bytes": replica.bytes,
-                "manifest_number": replica.manifest.number,
-            }
-        )
-
-    replica.refreshed = refreshed
+    replica.refreshed = lambda: report(
+        {
+            "publish_faults": replica.faults["publish"],
+            "follow_faults": replica.faults["follow"],
+            "published_tokens": replica.published_tokens,
+            "dropped_tokens": replica.dropped_tokens,
+            "published_bytes": replica.bytes,
+            "manifest_number": replica.manifest.number,
+        }
+    )
 
 
 def _mark(tokenizer: str, revision: str | None) -> bytes | None:
@@ -266,10 +262,8 @@ class HostRequests(Generic[TextT]):
         """What was done since the start, and what is held now: values of `metrics.FIELDS`, without
         those of a fleet, which change while no requests come: see `watch`.
 
-        Args:
-            stats: The counts of all requests, or those of predictions alone.
-
-        O(stores) after a change of the memory, else O(1).
+        `stats` are the counts of all requests, or those of predictions alone. O(stores) after a
+        change of the memory, else O(1).
         """
         with self._lock:
             hits = dict(self._hits)
@@ -317,11 +311,10 @@ class HostRequests(Generic[TextT]):
         """Starts to draft for a request, unless its options switch drafts off or are wrong.
 
         Args:
-            text: What is known of it; gets the engine's id.
+            text: Gets the engine's id.
             token_ids: Its prompt, and what it has emitted already. Copied if need be.
             params: Its own parameters.
-            adapter: Its LoRA adapter.
-            salt: What keeps it apart from other requests of the adapter, if anything does.
+            adapter, salt: See `Namespace`.
             apart: Whether it shares text with no other request, whatever its options say.
         """
         try:

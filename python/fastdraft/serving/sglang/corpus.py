@@ -61,13 +61,7 @@ class Corpus(HostRequests[RequestText]):
                 none any more.
 
         The last three are fastdraft's own. What the worker has no option for comes from the
-        environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
-        from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
-        paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
-        namespaces that all requests read, separated by commas; `FASTDRAFT_MEMORY_URL`, where the
-        memory is kept and shared with other replicas, with the key in `FASTDRAFT_MEMORY_KEY`;
-        `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests;
-        `FASTDRAFT_LOGITS`, 0 to draft nothing from the target's logits.
+        environment, see `environment`.
 
         Raises:
             InvalidValueError: A value out of its range.
@@ -100,13 +94,7 @@ class Corpus(HostRequests[RequestText]):
             watch(self.replica, report)
 
     def begin(self, reqs: Iterable[Any]) -> None:
-        """Takes up those requests of a batch that are new.
-
-        Args:
-            reqs: SGLang's `Req`s.
-
-        O(text) for a new request, else O(1).
-        """
+        """Takes up those of a batch's `Req`s that are new. O(text) for a new one, else O(1)."""
         for req in reqs:
             text = self._texts.get(req.rid)
             if text is not None and text.output_ids is req.output_ids:
@@ -147,9 +135,9 @@ class Corpus(HostRequests[RequestText]):
         """The drafts of the next step, after what the last one emitted.
 
         Args:
-            req_ids: The ids of the requests, which `begin` has taken up.
-            batch_tokens: For each of them the last tokens of its text, all new ones at least.
-            total_lens: For each of them the length of its text, prompt and output.
+            req_ids: The requests, which `begin` has taken up.
+            batch_tokens: The last tokens of each text, all new ones at least.
+            total_lens: The length of each text, prompt and output.
 
         Returns:
             For each request the tokens of its nodes, int64, (requests * nodes,), and which nodes

@@ -40,10 +40,7 @@ class FastdraftProposer(VllmRequests[_Text]):
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        """Makes a proposer as vLLM does.
-
-        Args:
-            vllm_config: A `vllm.config.VllmConfig`.
+        """Makes a proposer of a `vllm.config.VllmConfig`, as vLLM does.
 
         Raises:
             InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
@@ -90,13 +87,10 @@ class FastdraftProposer(VllmRequests[_Text]):
             )
 
     def attach(self, runner: Any) -> None:
-        """Takes request ids, parameters and ends from the model runner that owns the proposer.
-
-        Args:
-            runner: A `vllm.v1.worker.gpu_model_runner.GPUModelRunner`.
+        """Takes request ids, parameters and ends from the V1 `GPUModelRunner` that owns it.
 
         Raises:
-            AttributeError: It lacks what is needed.
+            AttributeError: The runner lacks what is needed.
         """
         # Looked up once here, so that a changed runner shows before the first request.
         runner.input_batch.req_ids, runner.input_batch.num_logprobs, runner.requests.keys()

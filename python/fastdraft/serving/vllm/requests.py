@@ -89,9 +89,8 @@ class VllmRequests(HostRequests[VllmTextT]):
     """The requests of one vLLM engine.
 
     Args:
-        vllm_config: A `vllm.config.VllmConfig`.
-        settings: Those in it.
-        config: The drafter's configuration, but for what the settings and the model say.
+        vllm_config: A `vllm.config.VllmConfig`, and the settings in it.
+        config: The drafter's configuration, but for what these say.
         drafts: Whether it drafts at all: not on further ranks of one model.
         in_step: See `HostRequests`.
     """
@@ -125,10 +124,9 @@ class VllmRequests(HostRequests[VllmTextT]):
         """Adds a request to the engine, but not its output.
 
         Args:
-            text: What is known of it.
-            request: What vLLM knows; None if it cannot be drafted for.
-            token_ids: Its text.
-            length: The tokens of it.
+            text: Gets what is known of it.
+            request: None if it cannot be drafted for.
+            token_ids, length: Its text, and the tokens of that.
         """
         if request is None:
             return
