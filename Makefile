@@ -164,7 +164,7 @@ stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 
 wheel: build/dist/.stamp ## Build the sdist and the wheel: build/dist
 
-wheels: $(VENV)/.python ## Build a wheel that other Linux systems can install: build/wheels
+wheels: $(VENV)/.tools $(VENV)/.release ## Build a wheel that other Linux systems can install: build/wheels
 	tools/wheels.sh
 
 # The wheel was compiled as users have it. The sdist is to show that it holds all that compiles.
@@ -173,11 +173,11 @@ FAST_BUILD = SKBUILD_CMAKE_BUILD_TYPE=Debug CMAKE_ARGS="-DCMAKE_CXX_FLAGS_DEBUG=
 
 package: build/dist/.stamp ## Try sdist, wheel and commands in environments without torch
 	for file in build/dist/*.whl build/dist/*.tar.gz; do \
-	  rm -rf build/clean && $(PYTHON) -m venv build/clean \
-	  && $(FAST_BUILD) build/clean/bin/pip install -qq $$file \
+	  rm -rf build/clean && $(PYTHON) -m venv --without-pip build/clean \
+	  && $(FAST_BUILD) pip --python build/clean install -qq --no-compile $$file \
 	  && (cd build/clean && bin/python -W error ../../tests/package/package_smoke.py) || exit 1; \
 	done
-	build/clean/bin/pip install -qq 'fastdraft[cli]'
+	pip --python build/clean install -qq --no-compile 'fastdraft[cli]'
 	cd build/clean && bin/python -W error ../../tests/package/package_smoke.py
 
 rehearsal: $(VENV)/.tools $(VENV)/.release ## Rehearse a release on this machine: build/rehearsal

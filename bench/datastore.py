@@ -1,4 +1,4 @@
-"""Datastores: building a frozen one, opening it, lookups, and adding beside threads that propose.
+"""Datastores: building a frozen one, lookups, and what readers wait for a writer.
 
 The text is made of stretches of real tokens, drawn from all over them, in which every eighth token
 is replaced by another one of the text: n-grams repeat as often as they do in real text of this
@@ -28,8 +28,6 @@ from fastdraft.replay.measurement import results_text
 
 DOCUMENT = 2_000
 QUERY_TOKENS = 200_000
-PROMPT = 100
-LOOKUPS = 20_000
 COLD_LOOKUPS = 1_000
 
 
@@ -62,20 +60,6 @@ def build(tokens: Path, path: Path, count: int) -> dict[str, float]:
         "bytes_a_token": path.stat().st_size / count,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-def lookups(store: Datastore, queries: NDArray[np.int32]) -> dict[str, float]:
-    """`Datastore.find` from Python over texts that grow by a token each time."""
-    times: list[int] = []
-    clock = time.perf_counter_ns
-    for i in range(LOOKUPS):
-        document, place = divmod(i, DOCUMENT - PROMPT)
-        end = document * DOCUMENT + PROMPT + place
-        text = queries[end - 32 : end]
-        begin = clock()
-        store.find(text, most=4)
-        times.append(clock() - begin)
-    return harness.percentiles(times)
 
 
 def cold_lookups(path: Path, queries: NDArray[np.int32], count: int) -> dict[str, float]:
@@ -112,10 +96,6 @@ def main() -> None:
         report["build"] = harness.in_a_process(build, tokens, path, arguments.count)
         queries = np.fromfile(tokens, np.int32, offset=arguments.count * 4)
         report["python_lookup_cold"] = cold_lookups(path, queries, COLD_LOOKUPS)
-        begin = time.perf_counter()
-        store = Datastore.open(path)
-        report["open_ms"] = (time.perf_counter() - begin) * 1e3
-        report["python_lookup"] = lookups(store, queries)
         core = subprocess.run(
             [str(arguments.core), str(tokens), str(path)],
             check=True,

@@ -39,6 +39,7 @@ LAST_LINES = 12  # of a part's output, where it failed
 REHEARSED = "**Rehearsal: tiny sizes on a CPU, interpreted kernels. These figures mean nothing.**"
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
 ASKED = ("driver_version", *CLOCKS, "temperature.gpu", "power.draw")
+TOUCH = "import torch; torch.ones(1, device='cuda').item()"
 KERNEL_TESTS = ("-m", "pytest", "-v", "-W", "default", "--maxfail=10", "-p", "no:cacheprovider")
 
 
@@ -50,7 +51,8 @@ class Part(NamedTuple):
         command: What Python runs: a script of this folder, or tests, with the options of a GPU.
         seconds: What it may take on a GPU.
         rehearsal: The same in a rehearsal; None where there is nothing to rehearse.
-        needs: A package or a program that has to be there.
+        needs: A package that has to be there.
+        tool: Of compute-sanitizer, under which it runs.
         takes: Which of --seconds and --data it understands.
     """
 
@@ -60,6 +62,7 @@ class Part(NamedTuple):
     seconds: int
     rehearsal: tuple[str, ...] | None
     needs: str | None = None
+    tool: str | None = None
     takes: tuple[str, ...] = ()
 
 
@@ -67,7 +70,7 @@ PARTS = (
     Part(
         "correctness",
         "The kernels' tests, on the chip",
-        (*KERNEL_TESTS, "tests/kernels"),
+        (*KERNEL_TESTS, "-k", "not replays", "tests/kernels"),
         150,
         (*KERNEL_TESTS, "tests/kernels/test_noise.py", "tests/kernels/test_steps.py"),
         needs="triton",
@@ -75,9 +78,10 @@ PARTS = (
     Part(
         "graphs",
         "CUDA graphs",
-        ("verification.py", "--graphs"),
+        (*KERNEL_TESTS, "-k", "replays", "tests/kernels"),
         90,
-        ("verification.py", "--graphs", "--device", "cpu"),
+        (*KERNEL_TESTS, "-k", "replays", "tests/kernels/test_align.py"),
+        needs="triton",
     ),
     Part(
         "times",
@@ -103,13 +107,17 @@ PARTS = (
         ("gpu_generation.py", "--host-path", "--rehearsal"),
         takes=("--data",),
     ),
-    Part(
-        "sanitizers",
-        "Sanitizers",
-        ("verification.py", "--sanitize"),
-        120,
-        None,
-        needs="compute-sanitizer",
+    *(
+        Part(
+            tool,
+            f"The sanitizer {tool}",
+            (*KERNEL_TESTS, "-k", "any_order", "tests/kernels"),
+            40,
+            None,
+            needs="triton",
+            tool=tool,
+        )
+        for tool in ("memcheck", "racecheck", "synccheck")
     ),
 )
 
@@ -170,10 +178,25 @@ def read_tests(log: str) -> Row:
 
 def missing(part: Part) -> str | None:
     """Why a part cannot run here, if so."""
-    if part.needs is None or importlib.util.find_spec(part.needs.replace("-", "_")):
+    if part.needs is not None and importlib.util.find_spec(part.needs) is None:
+        return f"{part.needs} is not here"
+    if part.tool is None:
         return None
+    # In some virtual machines the sanitizer itself does not work.
+    command = [*under(part.tool), sys.executable, "-c", TOUCH]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as reason:
+        return str(reason)
+    said = " ".join((tried.stdout + tried.stderr).split())
+    return said[-500:] if tried.returncode else None
+
+
+def under(tool: str) -> list[str]:
+    """The command that runs another one under a tool of compute-sanitizer."""
     path = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
-    return None if shutil.which(part.needs, path=path) else f"{part.needs} is not here"
+    found = shutil.which("compute-sanitizer", path=path) or "compute-sanitizer"
+    return [found, "--tool", tool, "--error-exitcode", "9"]
 
 
 def gpu() -> Row | None:
@@ -201,9 +224,7 @@ def run(
     or "not run".
     """
     chosen = part.rehearsal if rehearsal else part.command
-    reason = missing(part)
-    if chosen is None:
-        reason = "there is nothing to rehearse without a GPU"
+    reason = "there is nothing to rehearse without a GPU" if chosen is None else missing(part)
     if reason is None and seconds < 5:
         reason = "no time was left"
     if reason is not None or chosen is None:
@@ -213,7 +234,9 @@ def run(
     are_tests = chosen[0] == "-m"
     if are_tests:
         command = [sys.executable, *chosen]
-        if importlib.util.find_spec("xdist"):
+        if part.tool is not None:
+            command = [*under(part.tool), *command]
+        elif importlib.util.find_spec("xdist"):
             command += ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]
     else:
         script, *more = chosen
@@ -223,6 +246,9 @@ def run(
         command += ["--seconds", str(int(seconds * 0.8))]
     # What it has printed is in the log when it is stopped.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    if part.tool is not None:
+        # What lies behind a tensor is to be out of bounds, not PyTorch's own.
+        environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
     if rehearsal:
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     begin = time.monotonic()

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from fastdraft.replay.plot import OURS, Speeds, look_of, saved, speeds_figure, style
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -39,51 +39,20 @@ PEERS = {
 SERVED = {"fastdraft-v1": "fastdraft", "suffix": "arctic", "ngram": "vllm"}
 COMPARED_COST = 0.02
 
-OURS = "#1a7f37"
-
-# The colour and the marker of each drafter; one that is not here takes the next of `OTHERS`.
-LOOKS: Mapping[str, dict[str, Any]] = {
-    "fastdraft": {"color": OURS, "marker": "o"},
-    "Arctic suffix decoding": {"color": "#d1742f", "marker": "D"},
-    "arctic": {"color": "#d1742f", "marker": "D"},
-    "arctic-local": {"color": "#e8b48c", "marker": "d"},
-    "vllm": {"color": "#3b6fb6", "marker": "s"},
-    "transformers": {"color": "#8f6bb3", "marker": "^"},
-}
-OTHERS = (
-    {"color": "#0b4d22", "marker": "P"},
-    {"color": "#c2527a", "marker": "v"},
-    {"color": "#7a7a2c", "marker": "X"},
-    {"color": "#2a9d9d", "marker": ">"},
-    {"color": "#666666", "marker": "<"},
-)
-
 Data = Mapping[str, Mapping[Any, float]]
 """What a plot shows: for each drafter, values by what they depend on."""
-
-
-class Speeds(NamedTuple):
-    """The modelled speeds of one drafter at one token cost."""
-
-    name: str
-    """The drafter's, with the size of its trees; the default drafter is "fastdraft"."""
-    token_cost: float
-    families: dict[str, float]
 
 
 def read_speeds(path: Path) -> list[Speeds]:
     """Those of all runs that `fastdraft replay --json` wrote to a file."""
     found = []
     for run in json.loads(path.read_text("utf-8"))["runs"]:
-        name = "fastdraft" if run["drafter"] == "default" else run["drafter"]
-        if run["tree_budget"] is not None:
-            name = f"{name}, trees of {run['tree_budget']}"
         cost = run["token_cost"]
         speeds = {
             family: each["emitted"] / (each["steps"] + cost * each["drafted"])
             for family, each in run["families"].items()
         }
-        found.append(Speeds(name, cost, speeds))
+        found.append(Speeds.of(run["drafter"], run["tree_budget"], cost, speeds))
     return found
 
 
@@ -154,42 +123,6 @@ def reliability() -> dict[str, dict[float, float]]:
     }
 
 
-def look_of(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The colour and the marker of each name."""
-    others = iter(OTHERS * (len(names) // len(OTHERS) + 1))
-    return {name: dict(LOOKS.get(name) or next(others)) for name in dict.fromkeys(names)}
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """The look of all plots; equal data makes equal files."""
-    options: Any = {
-        "axes.edgecolor": "#8c959f",
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlelocation": "left",
-        "axes.titleweight": "bold",
-        "axes.titlesize": 11,
-        "font.size": 10,
-        "grid.color": "#e3e6ea",
-        "legend.frameon": False,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fastdraft",
-        "font.family": ["sans-serif"],
-        "text.color": "#1f2328",
-        "xtick.color": "#57606a",
-        "ytick.color": "#57606a",
-        "axes.labelcolor": "#57606a",
-    }
-    with matplotlib.rc_context(options):
-        yield
-
-
-def saved(figure: Figure, path: Path, description: str) -> None:
-    """Writes a figure with its description, and without a date."""
-    figure.savefig(path, metadata={"Date": None, "Description": description})
-
-
 def lines(axes: Axes, data: Data) -> None:
     """A line for each drafter; ours in front and wider."""
     looks = look_of(list(data))
@@ -224,55 +157,6 @@ def draw_speed_by_token_cost() -> Figure:
     requests = sum(family["requests"] for family in runs.values())
     axes.set_title(f"{requests:,} recorded requests of {len(runs)} kinds, geometric mean")
     axes.legend()
-    return figure
-
-
-def speeds_figure(runs: Sequence[Speeds]) -> Figure:
-    """The modelled speed of every run by family, a panel for each token cost.
-
-    Plain decoding is the line at 1. Families stand in the order of the first run's speeds.
-    """
-    costs = list(dict.fromkeys(run.token_cost for run in runs))
-    first = runs[0].families
-    names = sorted(first, key=lambda name: first[name])
-    looks = look_of([run.name for run in runs])
-    places = {name: place for place, name in enumerate(names)}
-    figure = Figure(
-        figsize=(2 + max(6.0, 3.2 * len(costs)), 1.9 + 0.27 * len(names)), layout="constrained"
-    )
-    panels = figure.subplots(1, len(costs), sharey=True, squeeze=False)[0]
-    for cost, axes in zip(costs, panels, strict=True):
-        here = [run for run in runs if run.token_cost == cost]
-        every = [speed for run in here for speed in run.families.values()]
-        for name, place in places.items():
-            speeds = [run.families[name] for run in here if name in run.families]
-            axes.plot([min(speeds), max(speeds)], [place] * 2, color="#d0d7de", lw=2, zorder=1)
-        for depth, run in enumerate(here):
-            shared = [name for name in names if name in run.families]
-            axes.plot(
-                [run.families[name] for name in shared],
-                [places[name] for name in shared],
-                linestyle="none",
-                markersize=6,
-                label=run.name,
-                zorder=4 - depth / len(here),
-                **looks[run.name],
-            )
-        axes.axvline(1, color="#24292f", lw=1.5, zorder=2, label="plain")
-        axes.set_title(f"token cost {cost:g}")
-        axes.set_xlabel("modelled speed, times plain")
-        # On this scale 2 times and 0.5 times plain are equally far from 1.
-        axes.set_xscale("log")
-        axes.set_xlim(min(0.95, 0.95 * min(every)), 1.08 * max(every))
-        axes.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50]))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-    panels[0].set_yticks(list(places.values()), list(places))
-    panels[0].set_ylim(-0.7, len(names) - 0.3)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(labels)))
     return figure
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 import baselines
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.demo import ensure_model
-from fastdraft.replay.peers import ArcticSuffix, PeerRequest, Unavailable
+from fastdraft.replay.peers import ArcticSuffix, EnginePeer, Peer, PeerRequest, Unavailable
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_prefix
 from fastdraft.serving.routing import choose_server
@@ -50,79 +50,40 @@ class Sample(NamedTuple):
     output: NDArray[np.int32]
 
 
-class Fastdraft:
-    """The engine, over one live store or none."""
-
-    def __init__(self, store: Datastore | None = None) -> None:
-        stores = [] if store is None else [store]
-        self._engine = Engine(DraftConfig(), datastores=stores)
-        self._ids: dict[int, int] = {}
-
-    def add(self, row: int, prompt: NDArray[np.int32]) -> None:
-        self._ids[row] = self._engine.add_request(prompt)
-
-    def propose(
-        self, rows: Sequence[int], left: Sequence[int], cost: NDArray[np.float64]
-    ) -> list[list[int]]:
-        ids = [self._ids[row] for row in rows]
-        limits = np.array(left, np.int32) - 1
-        return self._engine.propose_batch(ids, limits=limits, cost=cost).tolist()
-
-    def observe(self, rows: Sequence[int], emitted: Sequence[list[int]]) -> None:
-        offsets = np.cumsum([0, *map(len, emitted)])
-        self._engine.observe_batch([self._ids[row] for row in rows], [*chain(*emitted)], offsets)
-
-    def finish(self, row: int) -> None:
-        self._engine.finish(self._ids.pop(row))
-
-
-class Arctic:
-    """Arctic's suffix decoding with its defaults, as vLLM drives it."""
-
-    def __init__(self) -> None:
-        self._peer = ArcticSuffix(ArcticSuffix.DEPTH, 8192)
-        self._requests: dict[int, PeerRequest] = {}
-
-    def add(self, row: int, prompt: NDArray[np.int32]) -> None:
-        self._requests[row] = self._peer.start(prompt)
-
-    def propose(
-        self, rows: Sequence[int], left: Sequence[int], cost: NDArray[np.float64]
-    ) -> list[list[int]]:
-        requests = [self._requests[row] for row in rows]
-        return [
-            each.tokens(each.propose(each.argument))[: most - 1]
-            for each, most in zip(requests, left, strict=True)
-        ]
-
-    def observe(self, rows: Sequence[int], emitted: Sequence[list[int]]) -> None:
-        for row, tokens in zip(rows, emitted, strict=True):
-            self._requests[row].observe(tokens)
-
-    def finish(self, row: int) -> None:
-        self._requests.pop(row).finish()
-
-
 class Took(NamedTuple):
-    """The time of a step, its tokens, and the forwards of all rows."""
+    """The time of a step without and with drafts, its tokens, and the forwards of all rows."""
 
     plain: float
     drafted: float
     tokens: int
     forwards: int
 
-    def __add__(self, other: object) -> Took:
-        assert isinstance(other, Took)
-        a, b = self, other
-        return Took(
-            a.plain + b.plain,
-            a.drafted + b.drafted,
-            a.tokens + b.tokens,
-            a.forwards + b.forwards,
-        )
+
+def added(steps: Iterable[Took]) -> Took:
+    return Took(*map(sum, zip(*steps, strict=True)))
 
 
-NOTHING = Took(0.0, 0.0, 0, 0)
+def fastdraft(store: Datastore | None = None) -> Peer:
+    """The engine, over one live store or none."""
+    return EnginePeer(Engine(DraftConfig(), datastores=[] if store is None else [store]))
+
+
+def arctic() -> Peer:
+    """Arctic's suffix decoding with its defaults, as vLLM drives it."""
+    return ArcticSuffix(ArcticSuffix.DEPTH, 8192)
+
+
+def propose(
+    peer: Peer, requests: Sequence[PeerRequest], left: Sequence[int], cost: NDArray[np.float64]
+) -> list[list[int]]:
+    """A draft for each row that has so many tokens left; the engine weighs what they cost."""
+    if isinstance(peer, EnginePeer):
+        ids, limits = [each.argument for each in requests], np.array(left, np.int32) - 1
+        return peer.engine.propose_batch(ids, limits=limits, cost=cost).tolist()
+    return [
+        each.tokens(each.propose(each.argument))[: most - 1]
+        for each, most in zip(requests, left, strict=True)
+    ]
 
 
 def plain(samples: Sequence[Sample], stands_for: float, options: argparse.Namespace) -> float:
@@ -133,51 +94,39 @@ def plain(samples: Sequence[Sample], stands_for: float, options: argparse.Namesp
 
 
 def forwards(
-    side: Fastdraft | Arctic,
-    samples: Sequence[Sample],
-    stands_for: float,
-    options: argparse.Namespace,
+    peer: Peer, samples: Sequence[Sample], stands_for: float, options: argparse.Namespace
 ) -> Iterator[tuple[float, int]]:
     """Decodes samples that each stand for so many rows: the milliseconds and rows of each
     forward."""
     sizes = np.arange(1, len(samples) * (LOOKAHEAD + 1) + 1)
     cost = options.base_ms + options.token_ms * stands_for * sizes
-    places = [0] * len(samples)
-    for row, sample in enumerate(samples):
-        side.add(row, sample.prompt)
-    rows = list(range(len(samples)))
+    # What is left to say, and who drafts it.
+    rows = [(sample.output.tolist(), peer.start(sample.prompt)) for sample in samples]
     while rows:
-        left = [len(samples[row].output) - places[row] for row in rows]
-        drafts = side.propose(rows, left, cost)
-        emitted = []
-        for row, draft in zip(rows, drafts, strict=True):
-            output = samples[row].output[places[row] : places[row] + len(draft) + 1].tolist()
-            emitted.append(output[: accepted_prefix(draft, output) + 1])
-            places[row] += len(emitted[-1])
-        side.observe(rows, emitted)
-        ended = [row for row in rows if places[row] >= len(samples[row].output)]
-        for row in ended:
-            side.finish(row)
-        yield float(cost[len(rows) + sum(map(len, drafts)) - 1]), len(rows)
-        rows = [row for row in rows if row not in ended]
+        left = [len(output) for output, _ in rows]
+        drafts = propose(peer, [request for _, request in rows], left, cost)
+        took = float(cost[len(rows) + sum(map(len, drafts)) - 1]), len(rows)
+        going = []
+        for (output, request), draft in zip(rows, drafts, strict=True):
+            count = accepted_prefix(draft, output) + 1
+            request.observe(output[:count])
+            if count < len(output):
+                going.append((output[count:], request))
+            else:
+                request.finish()
+        yield took
+        rows = going
 
 
 def tokens_of(samples: Sequence[Sample]) -> int:
     return sum(len(sample.output) for sample in samples)
 
 
-def step(
-    side: Fastdraft | Arctic, samples: Sequence[Sample], count: int, options: argparse.Namespace
-) -> Took:
+def step(peer: Peer, samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
     """A step of samples that stand for `count` rows."""
     stands_for = count / len(samples)
-    took = [*forwards(side, samples, stands_for, options)]
-    return Took(
-        plain(samples, stands_for, options),
-        sum(ms for ms, _ in took),
-        tokens_of(samples),
-        sum(rows for _, rows in took),
-    )
+    ms, rows = map(sum, zip(*forwards(peer, samples, stands_for, options), strict=True))
+    return Took(plain(samples, stands_for, options), ms, tokens_of(samples), int(rows))
 
 
 def batches(samples: Iterable[Sample], epoch: int, count: int) -> Iterator[list[Sample]]:
@@ -205,16 +154,14 @@ def add_all(store: Datastore, samples: Iterable[Sample]) -> None:
 Run = Callable[[Sequence[Sample], int, argparse.Namespace], Took]
 
 
-def after(make: Callable[[], Fastdraft | Arctic], *, warm: bool = True) -> Run:
+def after(make: Callable[[], Peer], *, warm: bool = True) -> Run:
     """The second epoch of one side, after the first one if `warm`."""
 
     def run(samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
-        side, took = make(), NOTHING
-        for epoch in (1, 2) if warm else (2,):
-            for batch in batches(samples, epoch, count):
-                of_step = step(side, batch, count, options)
-                took = took + of_step if epoch == 2 else took
-        return took
+        peer = make()
+        for batch in batches(samples, 1, count) if warm else ():
+            step(peer, batch, count, options)
+        return added(step(peer, batch, count, options) for batch in batches(samples, 2, count))
 
     return run
 
@@ -228,14 +175,14 @@ def replicas(number: int, *, spread: float = 1.0, shared: str = "nothing") -> Ru
     """
 
     def run(samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
-        return sum((draw(samples, count, options, seed) for seed in range(DRAWS)), NOTHING)
+        return added(draw(samples, count, options, seed) for seed in range(DRAWS))
 
     def draw(samples: Sequence[Sample], count: int, options: argparse.Namespace, seed: int) -> Took:
         random_of_draw = random.Random(seed)
         names = [f"{seed}:{at}" for at in range(number)]
         stores = [Datastore(max_bytes=options.memory_bytes) for _ in names]
-        sides = [Fastdraft(stores[0 if shared == "all" else at]) for at in range(number)]
-        took = NOTHING
+        peers = [fastdraft(stores[0 if shared == "all" else at]) for at in range(number)]
+        took = Took(0.0, 0.0, 0, 0)
         for epoch in (1, 2):
             of_epoch = [each for each in samples if each.epoch == epoch]
             stands_for = number * count / len(of_epoch)
@@ -243,8 +190,8 @@ def replicas(number: int, *, spread: float = 1.0, shared: str = "nothing") -> Ru
             if spread > 1:
                 places = placed(of_epoch, names, spread, random_of_draw)
             running = [
-                forwards(side, place, stands_for, options)
-                for side, place in zip(sides, places, strict=True)
+                forwards(peer, place, stands_for, options)
+                for peer, place in zip(peers, places, strict=True)
             ]
             clocks = [(0.0, at) for at in range(number)]
             drafted, rows = 0.0, 0
@@ -305,10 +252,8 @@ def half(newest: int | None) -> Run:
             for each in first:
                 kept[each.prompt.tobytes()].append(each)
             add_all(store, (each for own in kept.values() for each in own[-newest:]))
-        side, took = Fastdraft(store), NOTHING
-        for batch in batches(samples, 2, count):
-            took += step(side, batch, count, options)
-        return took
+        peer = fastdraft(store)
+        return added(step(peer, batch, count, options) for batch in batches(samples, 2, count))
 
     return run
 
@@ -355,10 +300,10 @@ def main() -> None:
         ", one memory": lambda number: replicas(number, shared="all"),
     }
     sides: dict[str, Run] = {
-        "own text": after(Fastdraft),
-        "+ siblings": after(lambda: Fastdraft(store()), warm=False),
-        "+ epoch before": after(lambda: Fastdraft(store())),
-        "Arctic, same memory": after(Arctic),
+        "own text": after(fastdraft),
+        "+ siblings": after(lambda: fastdraft(store()), warm=False),
+        "+ epoch before": after(lambda: fastdraft(store())),
+        "Arctic, same memory": after(arctic),
         **{f"{count} replicas{how}": run(count) for count in (2, 8) for how, run in ways.items()},
         "half of the memory": half(None),
         "half, 2 of each prompt": half(2),

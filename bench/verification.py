@@ -7,9 +7,9 @@ the logits takes at the bandwidth of a copy on the same device, measured first. 
 plain PyTorch implementation and, where it can be imported, vLLM's rejection sampler. What the
 kernels compute is for tests/kernels, which run on a device too.
 
+The drafts that `fastdraft.alignment` makes on a device are timed alone.
+
     python bench/verification.py --json results.json
-    python bench/verification.py --graphs            # each operation captured and replayed
-    python bench/verification.py --sanitize          # each operation under compute-sanitizer
     python bench/verification.py --device cpu        # small sizes: does the script work
 """
 
@@ -18,30 +18,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.util
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, product
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import harness
 from fastdraft.alignment import Aligner, Texts, Trees
-from fastdraft.verification import (
-    Workspace,
-    verify_greedy,
-    verify_rejection,
-    verify_sampled,
-)
+from fastdraft.verification import Workspace, verify_greedy, verify_rejection, verify_sampled
 from harness import Row
 
 VERBS = ("greedy", "sampled", "filtered", "rejection", "tree")
@@ -330,274 +320,51 @@ def batches(verb: str, sizes: Sizes, device: torch.device, cache: int) -> list[O
     return [first, *(Operands(verb, sizes, device, seed) for seed in range(1, count))]
 
 
-def measured(prepare: Prepare, verb: str, operands: list[Operands], *, graph: bool) -> Row:
-    """eager_us and graph_us of a peer; or why there are none."""
+def timed(calls: list[Call], device: torch.device) -> dict[str, float]:
+    """eager_us, and graph_us on a GPU."""
+    graph = {"graph_us": graph_us(calls, device)} if device.type == "cuda" else {}
+    return {"eager_us": eager_us(calls, device), **graph}
+
+
+def measured(prepare: Prepare, verb: str, operands: list[Operands]) -> Row:
+    """The times of a peer, as far as there are any, and why there are no more."""
     device = operands[0].logits.device
+    row: Row = {}
     try:
         calls = [prepare(verb, each) for each in operands]
-        row: Row = {"eager_us": eager_us(calls, device)}
-    except NotComparableError:
-        return {}
-    except Exception as reason:
-        # A peer that cannot be imported, or that this release of it does not know how to call.
-        return {"unavailable": f"{type(reason).__name__}: {reason}".splitlines()[0]}
-    if graph:
-        try:
+        row["eager_us"] = eager_us(calls, device)
+        if device.type == "cuda":
             row["graph_us"] = graph_us(calls, device)
-        except Exception as reason:
-            row["no_graph"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
+    except NotComparableError:
+        pass
+    except Exception as reason:
+        # A peer that cannot be imported, that this release of it does not know how to call, or
+        # that waits for the device, which no graph can hold.
+        row["unavailable"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
     return row
 
 
-WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_scalar_dense")
-ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
-
-# CUDA graphs
-
-Results = list[Tensor]
-REPLAYS = 1_000
-
-
-class Operation(NamedTuple):
-    """A call that reads `operands` and gives tensors that a later call may overwrite.
-
-    Attributes:
-        name: Its name.
-        call: Reads `operands` where they lie.
-        operands: The tensors that the call reads or overwrites.
-        others: Two sets of what they may hold, of the same shapes.
-    """
-
-    name: str
-    call: Callable[[], Results]
-    operands: Results
-    others: tuple[Results, Results]
-
-    def load(self, number: int) -> None:
-        """Copies one of the two sets to the operands."""
-        for to, values in zip(self.operands, self.others[number % 2], strict=True):
-            to.copy_(values)
-
-
-def everything(operands: Operands) -> dict[str, Any]:
-    """Every option that a verification may have besides its verb's own."""
-    sizes, device = operands.sizes, operands.logits.device
-    words = -(-sizes.vocabulary // 32)
-    return {
-        "allowed": torch.full((sizes.rows, words), -1, dtype=torch.int32, device=device),
-        "logprobs": True,
-        "raw_logprobs": True,
-    }
-
-
-def profile_call(call: Callable[[], object], device: torch.device) -> Row:
-    """What a call launches, allocates and waits for, once it is warm."""
-    call()
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        torch.cuda.set_sync_debug_mode("error")
-        with torch.profiler.record_function("the call"):
-            call()
-        torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize(device)
-    allocated = torch.cuda.memory_stats(device)["allocation.all.allocated"] - before
-    events: Any = profile.events()
-    host = [event for event in events if event.device_type.name == "CPU"]
-    gpu = [event for event in events if event.device_type.name != "CPU"]
-    whole = next(event for event in host if event.name == "the call").time_range
-    called = [event.name for event in host if whole.start <= event.time_range.start <= whole.end]
-    return {
-        "launches": [event.name for event in gpu if event.name != "the call"],
-        "allocations": allocated + sum(name.startswith(ALLOCATES) for name in called),
-        "waits": [name for name in called if any(wait in name for wait in WAITS)],
-    }
-
-
-def varying(operands: Operands) -> Results:
-    """The tensors that differ between two operands of the same sizes."""
-    more = [] if operands.draft_logits is None else [operands.draft_logits]
-    return [operands.logits, operands.draft_ids, operands.seeds, operands.positions, *more]
-
-
-def verifying(verb: str, sizes: Sizes, device: torch.device, *, with_everything: bool) -> Operation:
-    """One of the verbs, with a workspace."""
-    first = Operands(verb, sizes, device, seed=1)
-    options = everything(first) if with_everything else {}
-    verify = fastdraft_entry(verb, first, workspace=make_workspace(sizes, device), **options)
-
-    def call() -> Results:
-        verified: Any = verify()
-        fields = (verified.token_ids, verified.lengths, verified.status)
-        more = (verified.logprobs, verified.raw_logprobs)
-        return [*fields, *(each for each in more if each is not None)]
-
-    one, other = (copies(varying(Operands(verb, sizes, device, seed))) for seed in (1, 2))
-    return Operation(
-        verb + " with everything" * with_everything, call, varying(first), (one, other)
-    )
-
-
-def alignment_operands(
-    rows: int, longest: int, nodes: int, vocabulary: int, device: torch.device, seed: int
-) -> tuple[Texts, Trees, Tensor, Tensor]:
-    """Texts full of repetitions, and trees of which half were made a few tokens ago."""
-    random = torch.Generator(device).manual_seed(seed)
+def aligned(rows: int, longest: int, nodes: int, device: torch.device) -> Call:
+    """Drafts from continuations that a host computed late, for texts full of repetitions; the
+    chains follow texts that were up to five tokens shorter."""
+    random = torch.Generator(device).manual_seed(0)
 
     def numbers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=random, device=device, dtype=torch.int32)
 
-    lengths = numbers(longest // 2, longest, rows)
-    texts = Texts(
-        numbers(0, min(vocabulary, 50), rows, longest),
-        lengths,
-        torch.arange(rows, dtype=torch.int32, device=device),
-        torch.full((rows,), 64, dtype=torch.int32, device=device),
-    )
-    behind = numbers(0, 6, rows)
-    bases = (lengths - behind).clamp(min=0)
-    ids = numbers(0, min(vocabulary, 50), rows, nodes)
-    # In half of the trees is what came since.
+    lengths, requests = numbers(longest // 2, longest, rows), numbers(0, 2**30, rows)
+    texts = Texts(numbers(0, 50, rows, longest), lengths, requests, torch.full_like(lengths, 64))
+    # Half of the chains begin with what came since.
+    bases = lengths - numbers(0, 6, rows)
     places = (bases[:, None] + torch.arange(nodes, device=device)).clamp(max=longest - 1)
     came = texts.token_ids.gather(1, places.long())
-    known = torch.arange(nodes, device=device) < behind[:, None]
-    ids = torch.where(known & (numbers(0, 2, rows, 1) == 1), came, ids)
-    chances = torch.rand(rows, nodes, generator=random, device=device).sort(descending=True).values
+    ids = torch.where(numbers(0, 2, rows, 1) == 1, came, numbers(0, 50, rows, nodes))
     parents = torch.arange(-1, nodes - 1, dtype=torch.int32, device=device).repeat(rows, 1)
-    counts = torch.full((rows,), nodes, dtype=torch.int32, device=device)
-    made = Trees(bases, counts, ids, parents, chances, texts.requests.clone())
-    places_of_rows = torch.randperm(rows, generator=random, device=device).int()
-    return texts, made, places_of_rows, numbers(1, 6, rows)
-
-
-def alignment(
-    rows: int, longest: int, nodes: int, vocabulary: int, device: torch.device
-) -> Operation:
-    """Drafts from continuations that a host computed late."""
-    aligner = Aligner(device, max_rows=rows, lookahead=16, vocabulary=vocabulary)
-
-    def flat(seed: int) -> Results:
-        texts, made, *more = alignment_operands(rows, longest, nodes, vocabulary, device, seed)
-        return [*texts, *made, *more]
-
-    operands = flat(1)
-
-    def call() -> Results:
-        texts, made = Texts(*operands[:4]), Trees(*operands[4:10])
-        return list(aligner.align(texts, made, operands[10], operands[11]))
-
-    return Operation("align", call, operands, (flat(1), flat(2)))
-
-
-def operations(device: torch.device) -> Iterator[Operation]:
-    """All operations: full sizes on a GPU, small ones elsewhere."""
-    on_gpu = device.type == "cuda"
-    sizes = Sizes(8, 10, 128_256, torch.bfloat16) if on_gpu else Sizes(2, 2, 1_030, torch.float32)
-    for with_everything, verb in product((False, True), VERBS):
-        yield verifying(verb, sizes, device, with_everything=with_everything)
-    rows, longest, nodes = (64, 32_768, 128) if on_gpu else (3, 64, 16)
-    yield alignment(rows, longest, nodes, sizes.vocabulary, device)
-
-
-def copies(results: Results) -> Results:
-    return [each.clone() for each in results]
-
-
-def count_different(results: Results, expected: Results) -> Tensor:
-    """How many entries differ, on the device. NaN equals NaN."""
-    found = torch.zeros((), dtype=torch.int64, device=results[0].device)
-    for one, other in zip(results, expected, strict=True):
-        found += (~((one == other) | (one.isnan() & other.isnan()))).sum()
-    return found
-
-
-def examine(operation: Operation, device: torch.device, replays: int) -> Row:
-    """Replays the operation; what was equal, launched and allocated."""
-    expected: list[Results] = []
-    for number in range(2):
-        operation.load(number)
-        expected.append(copies(operation.call()))
-    row: Row = {"operation": operation.name, "replays": replays}
-    replay: Callable[[], object] = operation.call
-    captured: Results = []
-    if device.type == "cuda":
-        row["eager"] = profile_call(operation.call, device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = operation.call()
-        replay = graph.replay
-    different = torch.zeros((), dtype=torch.int64, device=device)
-    for number in range(replays):
-        operation.load(number)
-        again = replay()
-        results = captured if again is None else again
-        assert isinstance(results, list)
-        different += count_different(results, expected[number % 2])
-    row["different"] = int(different)
-    if device.type == "cuda":
-        row["replay"] = profile_call(replay, device)
-        row["warm_graph_us"] = graph_us([operation.call] * 4, device)
-        row["warm_eager_us"] = eager_us([operation.call] * 4, device)
-    return row
-
-
-def is_captured(row: Row) -> bool:
-    """Replays give what calls give; neither allocates, and no call synchronises."""
-    profiles = [row.get("eager", {}), row.get("replay", {})]
-    broken = any(each.get("allocations") or each.get("waits") for each in profiles)
-    return not (row["different"] or broken)
-
-
-def graphs(arguments: argparse.Namespace, device: torch.device) -> int:
-    """Captures each operation and replays it on two sets of operands in turn; 1 for findings.
-
-    Without a CUDA device calls take the place of replays.
-    """
-    report = harness.about(correct=True, rows=[])
-    with torch.device(device):
-        for operation in operations(device):
-            row = examine(operation, device, REPLAYS if device.type == "cuda" else 2)
-            report["rows"].append(row)
-            report["correct"] = report["correct"] and is_captured(row)
-            print(row, flush=True)
-            harness.finish(arguments, report)
-    return int(not report["correct"])
-
-
-def sanitize(arguments: argparse.Namespace) -> int:
-    """Runs each operation under each tool of compute-sanitizer; 1 for findings.
-
-    Where the tool itself does not work, as in some virtual machines, there is nothing to find.
-    """
-    path = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
-    tool = shutil.which("compute-sanitizer", path=path)
-    if tool is None:
-        sys.exit("--sanitize needs compute-sanitizer, of the CUDA toolkit, on PATH")
-    # What lies behind a tensor is to be out of bounds, not PyTorch's own.
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-
-    def run(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(tool), *command], env=environment, check=False, text=True, **more
-        )
-
-    report = harness.about(correct=True, tools=[])
-    touch = "import torch; print(torch.ones(1, device='cuda').item())"
-    tried = run(sys.executable, "-c", touch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if tried.returncode != 0 or "1.0" not in tried.stdout.split():
-        report["unavailable"] = " ".join(tried.stdout.split())[:500]
-        harness.finish(arguments, report)
-        print(report["unavailable"])
-        return 0
-    for name in ("memcheck", "racecheck", "synccheck"):
-        print(f"compute-sanitizer --tool {name}", flush=True)
-        check = (sys.executable, __file__, "--check")
-        status = run("--tool", name, "--error-exitcode", "9", *check).returncode
-        report["tools"].append({"tool": name, "status": status})
-        report["correct"] = report["correct"] and status == 0
-        harness.finish(arguments, report)
-    return int(not report["correct"])
+    chances = torch.rand(rows, nodes, generator=random, device=device).sort(descending=True).values
+    trees = Trees(bases, torch.full_like(lengths, nodes), ids, parents, chances, requests)
+    order = torch.randperm(rows, generator=random, device=device).int()
+    aligner = Aligner(device, max_rows=rows, lookahead=16, vocabulary=50)
+    return partial(aligner.align, texts, trees, order, numbers(1, 6, rows))
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Sizes]]:
@@ -618,11 +385,8 @@ def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -
     cache = torch.cuda.get_device_properties(device).L2_cache_size if graph else 0
     operands = batches(verb, sizes, device, cache)
     workspace = make_workspace(sizes, device) if graph else None
-    calls = [fastdraft_entry(verb, each, workspace=workspace) for each in operands]
+    ours = timed([fastdraft_entry(verb, each, workspace=workspace) for each in operands], device)
     floor = operands[0].read_bytes / bandwidth * 1e6
-    ours = {"eager_us": eager_us(calls, device)}
-    if graph:
-        ours["graph_us"] = graph_us(calls, device)
     row: Row = {
         "verb": verb,
         **dataclasses.asdict(sizes),
@@ -634,7 +398,7 @@ def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -
     # Peers keep probabilities of the drafts beside them, so they go around among fewer: caches that
     # are warmer are in their favour.
     for name, prepare in PEERS.items():
-        row[name] = measured(prepare, verb, operands[:16], graph=graph)
+        row[name] = measured(prepare, verb, operands[:16])
     return row
 
 
@@ -653,31 +417,19 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
-    parser.add_argument("--check", action="store_true", help="each operation once, nothing timed")
-    parser.add_argument("--sanitize", action="store_true", help="the same under compute-sanitizer")
-    parser.add_argument("--graphs", action="store_true", help="replays in CUDA graphs alone")
     parser.add_argument("--seconds", type=float, help="start to time no case after so long")
     arguments = parser.parse_args()
-    if arguments.sanitize:
-        sys.exit(sanitize(arguments))
-
     begin = time.monotonic()
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
-    if arguments.graphs:
-        sys.exit(graphs(arguments, device))
-    if arguments.check:
-        with torch.device(device):
-            for operation in operations(device):
-                operation.call()
-        synchronize(device)
-        return
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
     report = harness.about(device=name, torch=torch.__version__)
 
     bandwidth = copy_bandwidth(device)
     report |= {"bandwidth": bandwidth, "rows": [], "left_out": 0}
+    shape = (64, 32_768, 128) if on_gpu else (3, 64, 16)
+    report["align"] = timed([aligned(*shape, device)] * LEAST_CALLS, device)
     for verb, sizes in cases(arguments):
         if arguments.seconds is not None and time.monotonic() - begin > arguments.seconds:
             report["left_out"] += 1

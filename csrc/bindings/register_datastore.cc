@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@
 #include "fastdraft/error.h"
 #include "numpy.h"
 #include "register.h"
+#include "store/documents.h"
 
 namespace fastdraft::bindings {
 namespace {
@@ -41,11 +43,6 @@ void check_open(const Datastore& store) {
 void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t> prompt_size,
          const std::optional<Datastore::Grow>& grow) {
   const IntegerArray<Token> tokens(token_ids, "token_ids");
-  if (prompt_size && (*prompt_size < 0 || *prompt_size > tokens.size())) {
-    throw InvalidValueError("prompt_size must be 0 to the number of token_ids, " +
-                            std::to_string(tokens.size()) + ", got " +
-                            std::to_string(*prompt_size));
-  }
   // Even a short document may have to wait for a long one.
   const py::gil_scoped_release release;
   store.add(tokens.data(), tokens.size(), prompt_size.value_or(tokens.size()),
@@ -62,15 +59,10 @@ std::vector<std::tuple<std::int64_t, std::int32_t, bool>> find(const Datastore& 
                                                                const Integers& token_ids, int most,
                                                                int links, std::int32_t least) {
   check_open(store);
-  if (most < 1) {
-    throw InvalidValueError("most must be at least 1, got " + std::to_string(most));
-  }
-  if (links < 1) {
-    throw InvalidValueError("links must be at least 1, got " + std::to_string(links));
-  }
-  if (least < 1) {
-    throw InvalidValueError("least must be at least 1, got " + std::to_string(least));
-  }
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  check_range("most", most, 1, kAny);
+  check_range("links", links, 1, kAny);
+  check_range("least", least, 1, kAny);
   const IntegerArray<Token> text(token_ids, "token_ids");
   // No more are found than are looked at.
   std::vector<Occurrence> found(static_cast<std::size_t>(std::min(most, links)));
@@ -87,9 +79,7 @@ std::vector<std::tuple<std::int64_t, std::int32_t, bool>> find(const Datastore& 
 
 py::array_t<Token> read(const Datastore& store, std::int64_t position, std::int64_t most) {
   check_open(store);
-  if (most < 0) {
-    throw InvalidValueError("most must be at least 0, got " + std::to_string(most));
-  }
+  check_range("most", most, 0, std::numeric_limits<std::int64_t>::max());
   // Documents are short where `most` may be anything, and text that is added waits for a step.
   constexpr std::int64_t kStep = 4096;
   std::vector<Token> tokens;
@@ -109,25 +99,18 @@ constexpr std::size_t kTextBytes = sizeof(Token) + 1;
 std::pair<py::bytes, std::int64_t> dump(const Datastore& store, std::int64_t position,
                                         std::int64_t most) {
   check_open(store);
-  // Text that is added waits for a step.
-  constexpr std::int64_t kStep = 4096;
   std::string tokens;
   std::string outputs;
   {
     const py::gil_scoped_release release;
-    std::vector<Token> step(kStep);
     for (std::int64_t left = most; left > 0;) {
-      const Datastore::Reader reader(store);
-      position = std::max(position, reader.begin());
-      const std::int64_t count = reader.read(position, step.data(), std::min(kStep, left));
-      if (count <= 0) break;
-      tokens.append(reinterpret_cast<const char*>(step.data()),
-                    static_cast<std::size_t>(count) * sizeof(Token));
-      for (std::int64_t i = 0; i < count; ++i) {
-        outputs.push_back(reader.output(position + i) ? '\1' : '\0');
-      }
-      position += count;
-      left -= count;
+      const LogPart part(store, position, left);
+      position = part.end();
+      if (part.size() == 0) break;
+      tokens.append(reinterpret_cast<const char*>(part.tokens()),
+                    static_cast<std::size_t>(part.size()) * sizeof(Token));
+      outputs += part.outputs();
+      left -= part.size();
     }
   }
   return {py::bytes(tokens + outputs), position};

@@ -239,10 +239,6 @@ fastdraft_status fastdraft_datastore_add(fastdraft_datastore* datastore, const i
   return guarded([&] {
     fastdraft::Datastore& store = *required(datastore, "datastore").store;
     check_array(token_ids, count, "token_ids");
-    if (prompt_size < 0 || prompt_size > count) {
-      throw InvalidValueError("prompt_size must be 0 to the number of token_ids, " +
-                              std::to_string(count) + ", got " + std::to_string(prompt_size));
-    }
     store.add(token_ids, count, prompt_size);
   });
 }

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from assistants import bent
@@ -19,9 +17,18 @@ from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
-from fastdraft.step_latency import StepLatency
 from fastdraft.verification import verify_sampled
-from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
+from hf_models import (
+    EOS,
+    PAD,
+    VOCABULARY,
+    Forester,
+    Generous,
+    OfRows,
+    Silent,
+    charge_in_steps,
+    edited,
+)
 
 __all__ = ["case"]
 
@@ -37,7 +44,8 @@ def case(seed: int) -> Counter[str]:
         model = random_model(family, chance)
     except Exception as error:
         return Counter({f"not built: {family}: {_brief(error)}": 1})
-    _Widths.of_model(model, seed)
+    # No clock decides; some forwards are padded to a wider one, and some steps have no drafts.
+    charge_in_steps(model, chance.choice([1, 1, 4]), plain=0.05)
     inputs = _prompts(chance)
     options = _options(chance)
     if model.config._attn_implementation == "eager" and not inputs["attention_mask"].all():
@@ -230,37 +238,6 @@ def _brief(error: Exception) -> str:
     return re.sub(r"\d+", "N", text.removeprefix("InvalidValueError "))[:100]
 
 
-class _Widths(StepLatency):
-    """A cost that no clock decides: all widths cost alike, some forwards are padded to a wider."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__("cpu")
-        self._chance = random.Random(seed)
-        self._stretch = self._chance.choice([1, 1, 4])
-
-    @classmethod
-    def of_model(cls, model: Any, seed: int) -> None:
-        StepLatency._of_model[model] = {("cpu", ()): cls(seed)}
-
-    def wants_plain_step(self, rows: int) -> bool:
-        return self._chance.random() < 0.05
-
-    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
-        widths = np.arange(1, widest + 1, dtype=np.int64)
-        widths[1:] = np.maximum(widths[1:], self._stretch)
-        return widths.astype(np.float64), widths
-
-
-class _ByRow(LogitsProcessor):
-    """Forbids each row another token, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, 3 + (row + text[-1]) % (scores.shape[1] - 3)] = -torch.inf
-        return scores
-
-
 def _prompts(chance: random.Random) -> dict[str, Any]:
     """Left-padded texts of a few tokens over and over, so that there is something to draft."""
     rows = chance.choice([1, 1, 2, 4, 8, 24, 64])
@@ -291,7 +268,7 @@ def _options(chance: random.Random) -> dict[str, Any]:
         {"suppress_tokens": [token for (token,) in some]},
         {"sequence_bias": [[some[0], 4.0], [some[1] + some[2], -3.0]]},
         {"exponential_decay_length_penalty": (5, 1.2)},
-        {"logits_processor": LogitsProcessorList([_ByRow()])},
+        {"logits_processor": LogitsProcessorList([OfRows()])},
         {"eos_token_id": [EOS, *(chance.randrange(3, VOCABULARY) for _ in range(3))]},
         {"eos_token_id": None},
         {"eos_token_id": None},
@@ -330,7 +307,8 @@ def _drafters(
 ) -> list[tuple[str, Callable[[], Any], Any]]:
     """Some of the drafters that there are: a name, what makes it, and its prediction."""
     lookahead = chance.choice([1, 4, 16])
-    predictions = [_edited(chance, truth) for truth in truths]
+    every = chance.choice([4, 9, 30])
+    predictions = [edited(torch.tensor(truth), every=every) for truth in truths]
     drafters: list[tuple[str, Callable[[], Any], Any]] = [
         ("chains", lambda: Generous(DraftConfig(lookahead=lookahead)), None),
         ("chains, predictions", lambda: Generous(DraftConfig(lookahead=lookahead)), predictions),
@@ -360,18 +338,3 @@ def _assistant(chance: random.Random, model: Any) -> AssistantModel:
         num_tokens=chance.choice([1, 4, 9]),
         lookup=None,
     )
-
-
-def _edited(chance: random.Random, truth: list[int]) -> NDArray[np.int64]:
-    """A prediction that is right and wrong in turn."""
-    tokens = list(truth)
-    for _ in range(len(tokens) // chance.choice([4, 9, 30])):
-        at = chance.randrange(len(tokens))
-        match chance.randrange(3):
-            case 0:
-                tokens[at] = max(3, tokens[at] - 1)
-            case 1:
-                del tokens[at]
-            case _:
-                tokens.insert(at, 5)
-    return np.array(tokens, dtype=np.int64)

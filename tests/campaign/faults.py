@@ -1,7 +1,8 @@
-"""Hosts, models, processors and drafters that fail at every one of their calls."""
+"""vLLM's proposer with an engine that fails at every one of its calls."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import random
@@ -9,23 +10,27 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from transformers import LogitsProcessor, LogitsProcessorList
-
-from campaign.families import random_model
-from fastdraft import DraftConfig, hf
+from fastdraft import Engine
 from fastdraft.serving.vllm import FastdraftProposer
-from hf_models import EOS, PAD, VOCABULARY, Generous
 from vllm_host import Host, Job, config
 
 __all__ = ["case"]
 
+_CALLS = (
+    "add_request", "propose_batch", "observe_batch", "observe", "num_tokens", "stats", "finish",
+    "cancel",
+)  # fmt: skip
+
 
 def case(seed: int) -> Counter[str]:
-    """One script, run again with a fault at each of its steps."""
-    chance = random.Random(seed)
-    kind = chance.choice([_host, _decoding])
-    return kind(chance)
+    """One script, run again with a fault at each call."""
+    logging.disable(logging.WARNING)
+    found: Counter[str] = Counter()
+    for at in itertools.count(1):
+        if _run(random.Random(seed), at) < at:
+            break
+        found["host faults"] += 1
+    return found
 
 
 class _Fault(Exception):
@@ -33,48 +38,26 @@ class _Fault(Exception):
 
 
 class _Failing:
-    """Stands before an object and fails at its call number `at`, counting all of those named."""
+    """Lets an engine fail at its call number `at`."""
 
-    def __init__(self, inner: Any, names: tuple[str, ...], at: int) -> None:
-        self.calls = 0
-        for name in names:
-            method = getattr(inner, name)
-            setattr(inner, name, self._wrapped(method, at))
+    def __init__(self, engine: Engine, at: int) -> None:
+        self.calls, self._at = 0, at
+        for name in _CALLS:
+            setattr(engine, name, functools.partial(self._call, getattr(engine, name)))
 
-    def _wrapped(self, method: Callable[..., Any], at: int) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            if self.calls == at:
-                raise _Fault
-            return method(*args, **kwargs)
-
-        return call
+    def _call(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls == self._at:
+            raise _Fault
+        return method(*arguments, **options)
 
 
-_ENGINE_CALLS = (
-    "add_request", "propose_batch", "observe_batch", "observe", "num_tokens", "stats", "finish",
-    "cancel",
-)  # fmt: skip
-
-
-def _host(chance: random.Random) -> Counter[str]:
-    """vLLM's proposer: whatever fails in drafting, every request says all that it has to say."""
-    logging.disable(logging.WARNING)
-    script = chance.getrandbits(32)
-    found: Counter[str] = Counter()
-    for at in itertools.count(1):
-        failing = _run_host(random.Random(script), at)
-        if failing.calls < at:
-            break
-        found["host faults"] += 1
-    return found
-
-
-def _run_host(chance: random.Random, at: int) -> _Failing:
+def _run(chance: random.Random, at: int) -> int:
+    """Whatever fails, every request says all it has to say. Returns how many calls there were."""
     proposer = FastdraftProposer(
         config(token_cost=0.02, memory_bytes=chance.choice([0, 1 << 20]), lookahead=8)
     )
-    failing = _Failing(proposer.engine, _ENGINE_CALLS, at)
+    failing = _Failing(proposer.engine, at)
     host = Host(proposer)
     for number in range(5):
         cycle = list(range(number * 10, number * 10 + 8))
@@ -84,72 +67,9 @@ def _run_host(chance: random.Random, at: int) -> _Failing:
     faults = proposer.faults
     host.run()
     assert all(job.said == len(job.output) for job in jobs.values())
-    if failing.calls >= at:
-        assert proposer.faults > faults
+    failed = failing.calls >= at
+    assert proposer.faults > faults or not failed
     assert proposer.num_requests == 0
     # A request whose end failed cannot be ended again.
-    assert proposer.engine.num_requests <= (failing.calls >= at)
-    return failing
-
-
-class _FailingProcessor(LogitsProcessor):
-    """Fails at its call number `at`."""
-
-    def __init__(self, at: int) -> None:
-        self.calls, self._at = 0, at
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.hook()
-        return scores
-
-    def hook(self, *_: Any) -> None:
-        """Before a forward."""
-        self.calls += 1
-        if self.calls == self._at:
-            raise _Fault
-
-
-def _decoding(chance: random.Random) -> Counter[str]:
-    """What fails in a generation comes out as it is, and the next one is as good as new."""
-    family = chance.choice(["llama", "gemma2", "gpt2", "qwen3", "opt"])
-    model = random_model(family, chance)
-    rows = chance.choice([1, 3])
-    motif = torch.tensor([chance.randrange(3, VOCABULARY) for _ in range(4)])
-    options: dict[str, Any] = {
-        "input_ids": motif.repeat(rows, 5),
-        "attention_mask": torch.ones(rows, 20, dtype=torch.int64),
-        "max_new_tokens": 24,
-        "eos_token_id": EOS,
-        "pad_token_id": PAD,
-        "do_sample": False,
-    }
-    expected = model.generate(**options)
-    drafting = DraftConfig(tree_budget=chance.choice([None, 8]))
-    what = chance.choice(["forward", "processor", "drafter"])
-    found: Counter[str] = Counter()
-    for at in itertools.count(1):
-        engine = Generous(drafting)
-        failing: Any = _FailingProcessor(at)
-        others: dict[str, Any] = {}
-        hook = None
-        if what == "forward":
-            hook = model.register_forward_pre_hook(failing.hook)
-        elif what == "processor":
-            others["logits_processor"] = LogitsProcessorList([failing])
-        else:
-            failing = _Failing(engine, _ENGINE_CALLS, at)
-        try:
-            output = hf.generate(model, **options, **others, drafter=engine)
-        except _Fault:
-            found["decoding faults"] += 1
-        else:
-            assert torch.equal(output.sequences, expected), f"{family}, {what}"
-            assert failing.calls < at, f"{family}, {what}: fault {at} was swallowed"
-            return found
-        finally:
-            if hook is not None:
-                hook.remove()
-        assert engine.num_requests == 0, f"{family}, {what}: {engine.num_requests} after fault {at}"
-        again = hf.generate(model, **options, drafter=Generous())
-        assert torch.equal(again.sequences, expected), f"{family}, {what}: wrong after fault {at}"
-    raise AssertionError
+    assert proposer.engine.num_requests <= failed
+    return failing.calls

@@ -344,14 +344,13 @@ def test_a_demo_model_that_cannot_be_fetched(
     assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
 
 
-def test_the_demo_runs_its_own_requests(short_demo_cache: Path, tmp_path: Path) -> None:
+def test_the_demo_runs_its_own_requests(
+    short_demo_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(short_demo_cache))
     results = tmp_path / "results.json"
-    # As users call it, and `make demo`.
-    command = [str(Path(sys.executable).with_name("fastdraft")), "demo", "--json", str(results)]
-    command += ["--max-new-tokens", "16", "--repeats", "1"]
-    variables = {**os.environ, "FASTDRAFT_CACHE": str(short_demo_cache)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = fastdraft("demo", "--json", results, "--max-new-tokens", "16", "--repeats", "1")
+    assert done.exit_code == 0, done.output
     found = json.loads(results.read_text("utf-8"))
     names = [request["name"] for request in found["requests"]]
     assert names == [request.name for request in demo_requests()]

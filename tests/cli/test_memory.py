@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from fastdraft.cli.app import app
 from fastdraft.serving.host import Namespace
-from fleets import KEY, contents, holds, join, say, texts
+from fleets import KEY, contents, holds, join, only, say, texts
 
 
 def fastdraft(*arguments: str, key: str = KEY.decode()) -> Result:
@@ -27,6 +27,11 @@ def test_a_fleet_by_the_command_line(tmp_path: Path) -> None:
     listed = fastdraft("ls", url).output
     assert listed.count(" 50 tokens ") == 2 and "acme" not in listed
     assert "manifest 0, 0 bytes in 0 packs" in listed
+    assert fastdraft("pin", url, "acme").exit_code == 0
+    assert fastdraft("ls", url).output.count("pinned") == 1
+    assert "no longer pinned" in fastdraft("pin", "--off", url, "acme").output
+    assert "pinned" not in fastdraft("ls", url).output
+    assert fastdraft("pin", url, "acme").exit_code == 0
     reader.find([acme, salted])
     reader.refresh()
     assert len(texts(reader.find([acme, salted]))) == 2
@@ -40,7 +45,23 @@ def test_a_fleet_by_the_command_line(tmp_path: Path) -> None:
     replica.close()
 
 
-@pytest.mark.parametrize("command", ["ls", "forget"])
+def test_namespaces_are_shown_by_their_bytes(tmp_path: Path) -> None:
+    replica = join(str(tmp_path))
+    for name, size in (("small", 9), ("large", 5000), ("other", 500)):
+        say(replica, name, list(range(size)))
+    replica.refresh()
+    only(str(tmp_path)).join()
+    say(replica, "small", list(range(900)))  # what waits counts too
+    replica.refresh()
+    *lines, total = fastdraft("du", str(tmp_path)).output.splitlines()
+    sizes = [int(line.split()[0].replace(",", "")) for line in lines]
+    id_of = only(str(tmp_path)).id_of
+    assert [line.split()[1] for line in lines] == [id_of(n) for n in ("large", "small", "other")]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
+    assert total.split()[:2] == [f"{sum(sizes):,}", "model"]
+
+
+@pytest.mark.parametrize("command", ["ls", "du", "pin", "forget"])
 @pytest.mark.parametrize("wrong", ["key", "url"])
 def test_another_key_or_url_is_refused(tmp_path: Path, command: str, wrong: str) -> None:
     url = str(tmp_path / "fleet")
@@ -49,7 +70,7 @@ def test_another_key_or_url_is_refused(tmp_path: Path, command: str, wrong: str)
     replica.refresh()
     before = contents(url)
     arguments = [command, url if wrong == "key" else str(tmp_path / "flet")]
-    arguments += ["--unnamed"] if command == "forget" else []
+    arguments += ["--unnamed"] if command in ("pin", "forget") else []
     key = "another operator's" if wrong == "key" else KEY.decode()
     result = fastdraft(*arguments, key=key)
     assert result.exit_code == 1
@@ -62,8 +83,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     replica = join(str(tmp_path))
     say(replica, None, [1] * 9)
     replica.refresh()
-    result = fastdraft("ls", "nosuch://x")
-    assert result.exit_code == 1 and "cannot use the URL 'nosuch://x'" in result.output
+    for arguments, message in (
+        (("ls", "nosuch://x"), "cannot use the URL 'nosuch://x'"),
+        (("pin", str(tmp_path), "acme"), "no model has text of this namespace"),
+    ):
+        result = fastdraft(*arguments)
+        assert result.exit_code == 1 and message in result.output
 
 
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:

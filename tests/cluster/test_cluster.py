@@ -46,26 +46,20 @@ def fastdraft(*arguments: object) -> Result:
     return done
 
 
-def test_results_come_in_the_order_of_the_items(local: Any) -> None:
+def test_results_come_in_the_order_of_the_items_and_errors_as_raised(local: Any) -> None:
     def twice(item: int) -> Iterator[tuple[int, int]]:
         for number in range(item % 7):
             yield item, number
 
-    with Cluster(local.address) as cluster:
-        found = list(cluster.run(twice, range(20)))
-    assert found == [(item, number) for item in range(20) for number in range(item % 7)]
-
-
-def test_errors_are_those_of_the_function(local: Any) -> None:
     def fail(item: int) -> Iterator[int]:
         yield item
         raise InvalidValueError(f"nothing may be {item}")
 
-    with (
-        Cluster(local.address) as cluster,
-        pytest.raises(InvalidValueError, match=r"^nothing may be 3$"),
-    ):
-        list(cluster.run(fail, [3]))
+    with Cluster(local.address) as cluster:
+        found = list(cluster.run(twice, range(20)))
+        with pytest.raises(InvalidValueError, match=r"^nothing may be 3$"):
+            list(cluster.run(fail, [3]))
+    assert found == [(item, number) for item in range(20) for number in range(item % 7)]
     with pytest.raises(InvalidValueError, match="no Ray cluster answers at 'nowhere'"):
         Cluster("nowhere")
 
@@ -159,16 +153,8 @@ def test_a_replay_counts_the_same(local: Any, tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         fastdraft(
             *("replay", tmp_path, "--datastore", tmp_path / "store.fds"),
-            *(
-                "--drafter",
-                "default",
-                "--drafter",
-                "ngram",
-                "--token-cost",
-                0,
-                "--token-cost",
-                0.05,
-            ),
+            *("--drafter", "default", "--drafter", "ngram"),
+            *("--token-cost", 0, "--token-cost", 0.05),
             *("--at-once", 2, "--json", path, "--html", path.with_suffix(".html"), *more),
         )
         runs = json.loads(path.read_text())["runs"]

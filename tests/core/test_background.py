@@ -251,19 +251,6 @@ def test_what_a_request_had_emitted_when_it_came_is_no_part_of_its_prompt() -> N
     assert host.engine.stats(0).emitted == 2
 
 
-def test_reports_of_the_rows_last_request_are_left_out() -> None:
-    host = Host()
-    old = [host.add(row, [1, 2]) for row in (0, 1)]
-    new = host.add(0, [1, 2])
-    for _ in range(2):  # before the new prompt is indexed, and after
-        host.report((0, old[0], 2, [9]), (1, old[1], 2, [9]))
-        host.drain()
-        host.report((0, old[0], 2, [9]))
-        host.drain()
-    assert host.seen == [new, old[1]]
-    assert host.bases == [2, 3]
-
-
 def test_a_request_that_fails_is_drafted_for_no_more(caplog: pytest.LogCaptureFixture) -> None:
     engine = Engine(DraftConfig(lookahead=6, tree_budget=NODES, max_request_tokens=4))
     host = Host(engine, rows=3)

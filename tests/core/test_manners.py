@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -196,11 +196,14 @@ def test_a_store_of_a_path_says_what_to_write() -> None:
     ],
 )
 def test_a_part_without_its_package_says_what_to_install(
-    module: str, missing: str, message: str
+    module: str, missing: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; import {module}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert message in done.stderr.splitlines()[-1]
+    for name in [name for name in sys.modules if name.startswith(module)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module(module)
+    assert message in str(error.value)
 
 
 def test_counts_and_calibrations_stay_what_they_were() -> None:

@@ -130,24 +130,6 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
     assert accepted > 50
 
 
-def test_generation_stays_the_targets_own() -> None:
-    torch = pytest.importorskip("torch")
-    from fastdraft import hf
-    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
-
-    model, inputs = tiny_model("llama"), repetitive_batch(3)
-    options = {**inputs, "max_new_tokens": 40}
-    plain = model.generate(**options, do_sample=False)
-    output = hf.generate(model, **options, do_sample=False, drafter=DraftConfig.ngram(3, 0.1))
-    assert_same_tokens(model, plain, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.stats is not None and output.stats.drafted > 0
-    sampled = [
-        hf.generate(model, **options, do_sample=True, seed=7, drafter=config).sequences
-        for config in (DraftConfig.ngram(3, 0.1), DraftConfig.ngram(4, 1.0, lookahead=1))
-    ]
-    assert torch.equal(*sampled)
-
-
 def test_the_model_is_counted_in_the_budget() -> None:
     prompt = np.random.default_rng(0).integers(0, 40, 400).tolist()
     plain = Engine(DraftConfig.prompt_lookup())

@@ -161,22 +161,6 @@ def test_it_is_the_oracles(
     assert stats.rejected_prediction_tokens == rejected
 
 
-def test_generation_stays_the_targets_own() -> None:
-    pytest.importorskip("torch")
-    from fastdraft import hf
-    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
-
-    model, inputs = tiny_model("llama"), repetitive_batch(1)
-    options = {**inputs, "max_new_tokens": 48, "do_sample": False}
-    plain = model.generate(**options)
-    written = plain[0, inputs["input_ids"].shape[1] :].tolist()
-    output = hf.generate(model, **options, drafter=SERVICE, prediction=written)
-    assert_same_tokens(model, plain, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.stats is not None
-    assert output.stats.accepted_prediction_tokens == output.stats.drafted > 2 * LOOKAHEAD
-    assert output.stats.rejected_prediction_tokens == 0
-
-
 def test_whole_predictions_are_counted_in_the_budget() -> None:
     for max_bytes in range(2_000, 60_000, 997):
         engine = Engine(DraftConfig.predicted_outputs(max_bytes=max_bytes))

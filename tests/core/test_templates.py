@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
+from byte_tokenizer import byte_tokenizer
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
 from fastdraft.errors import InvalidValueError, RequestLimitError
 from fastdraft.templates import schema_example, tool_call_ids, tool_calls
@@ -218,18 +217,6 @@ def test_tools_of_no_known_form_are_refused(tools):
         tool_calls(tools)
 
 
-def tokenizer_of(template: str | None) -> PreTrainedTokenizerFast:
-    """One token a character."""
-    alphabet = sorted({chr(each) for each in range(32, 127)} | {"\n"})
-    vocabulary = {letter: place for place, letter in enumerate(alphabet)}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
-    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    core.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)
-    tokenizer.chat_template = template
-    return tokenizer
-
-
 HERMES = (
     "{% for m in messages %}<{{ m.role }}>"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
@@ -269,7 +256,7 @@ OTHER = {"name": "other", "parameters": {"type": "object", "properties": {}}}
     ],
 )
 def test_calls_are_written_as_the_chat_template_writes_them(template, expected):
-    tokenizer = tokenizer_of(template)
+    tokenizer = byte_tokenizer(chat_template=template)
     ids = tool_call_ids(tokenizer, [WEATHER, OTHER])
     assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == expected
     assert tool_call_ids(tokenizer, []) == []

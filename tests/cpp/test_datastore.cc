@@ -9,10 +9,12 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "fastdraft/error.h"
 #include "folder.h"
 #include "store/datastore_file.h"
 #include "store/datastore_index.h"
@@ -108,31 +110,44 @@ TEST(Datastore, SamplesMoveWithinTheLimit) {
   }
 }
 
-// A search looks at so many buckets and compares so many n-grams, and no more, however full a
-// damaged file says that its buckets are.
-TEST(Datastore, ASearchOfADamagedFileEnds) {
-  const testing::Folder folder;
-  const std::string path = folder.file("store.fds");
-  const Token token = 2000;
-  const std::uint64_t hash = hash_tokens(&token, 1, 0);
-  {
+// A file of one segment, whose content is changed.
+struct DamagedFile {
+  DamagedFile() {
     DatastoreWriter writer(path, {});
     for (Token i = 0; i < 4000; ++i) writer.append(&i, 1);
     writer.finish();
+    std::ifstream file(path, std::ios::binary);
+    whole.assign(std::istreambuf_iterator<char>(file), {});
+    std::memcpy(&header, whole.data(), sizeof(header));
+    std::memcpy(&entry, whole.data() + header.directory_offset, sizeof(entry));
   }
-  std::ifstream file(path, std::ios::binary);
-  const std::vector<char> whole{std::istreambuf_iterator<char>(file), {}};
+  std::shared_ptr<Datastore> open(const std::vector<char>& content) const {
+    std::ofstream(path, std::ios::binary)
+        .write(content.data(), static_cast<std::streamsize>(content.size()));
+    return Datastore::open(path);
+  }
+
+  testing::Folder folder;
+  std::string path = folder.file("store.fds");
+  std::vector<char> whole;
   FileHeader header;
-  std::memcpy(&header, whole.data(), sizeof(header));
   SegmentEntry entry;
-  std::memcpy(&entry, whole.data() + header.directory_offset, sizeof(entry));
+};
+
+// A search looks at so many buckets and compares so many n-grams, and no more, however full a
+// damaged file says that its buckets are; and reads nothing outside the file.
+TEST(Datastore, ASearchOfADamagedFileEnds) {
+  const DamagedFile file;
+  const Token token = 2000;
+  const std::uint64_t hash = hash_tokens(&token, 1, 0);
   constexpr std::size_t kOrder = kNumOrders - 1;
-  const auto table = static_cast<std::size_t>(SegmentLayout(entry).buckets[kOrder]);
-  const std::int64_t count = entry.buckets[kOrder];
+  const auto table = static_cast<std::size_t>(SegmentLayout(file.entry).buckets[kOrder]);
+  const std::int64_t count = file.entry.buckets[kOrder];
   ASSERT_GT(count, 2 * Bucket::kMostLooked);
-  // Whether the token is found behind so many entries, of another tag or of its own.
-  const auto is_found = [&](std::int64_t entries, bool same_tag) {
-    std::vector<char> content = whole;
+  // Whether the token is found behind so many entries, of another tag or of its own, which lead
+  // elsewhere.
+  const auto is_found = [&](std::int64_t entries, bool same_tag, Posting elsewhere) {
+    std::vector<char> content = file.whole;
     std::int64_t left = entries;
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t at = (Bucket::home(hash, count) + i) % count;
@@ -142,22 +157,43 @@ TEST(Datastore, ASearchOfADamagedFileEnds) {
         bucket.tags[place] =
             left == 0 || same_tag ? tag : static_cast<std::uint8_t>((tag ^ 1u) | 2u);
         // Behind the mark and the token, or behind another one.
-        bucket.positions[place] = Posting(left == 0 ? token + 2 : 7, false, true).bits();
+        bucket.positions[place] = (left == 0 ? Posting(token + 2, false, true) : elsewhere).bits();
       }
       std::memcpy(content.data() + table + static_cast<std::size_t>(at) * sizeof(bucket), &bucket,
                   sizeof(bucket));
     }
-    std::ofstream(path, std::ios::binary)
-        .write(content.data(), static_cast<std::streamsize>(content.size()));
-    const auto store = Datastore::open(path);
+    const auto store = file.open(content);
     Occurrence found{};
     return Datastore::Reader(*store).find(&token, 1, &found, 1) == 1 && found.next == token + 2;
   };
   constexpr std::int64_t kReached = Bucket::kMostLooked * Bucket::kEntries;
   for (const auto& [most, same_tag] :
        {std::pair{kReached, false}, std::pair{std::int64_t{Bucket::kMostCompared}, true}}) {
-    EXPECT_TRUE(is_found(most - 1, same_tag));
-    EXPECT_FALSE(is_found(most, same_tag));
+    EXPECT_TRUE(is_found(most - 1, same_tag, Posting(7, false, true)));
+    EXPECT_FALSE(is_found(most, same_tag, Posting(7, false, true)));
+  }
+  constexpr std::int64_t kFar = 0x1FFFFFFF;
+  for (const Posting outside : {Posting(kFar, false, true), Posting::list(kFar)}) {
+    EXPECT_TRUE(is_found(3, true, outside));
+  }
+}
+
+// Each number of the directory: less than 0, beyond the file's end, or so large that sums overflow.
+TEST(Datastore, SectionsOutsideTheFileAreRefused) {
+  const DamagedFile file;
+  const std::int64_t directory = file.header.directory_offset;
+  for (std::size_t field = 0; field < sizeof(SegmentEntry) / sizeof(std::int64_t); ++field) {
+    for (const std::int64_t number :
+         {std::int64_t{-1}, directory / 4, directory / 2, std::int64_t{1} << 61}) {
+      std::vector<char> content = file.whole;
+      char* at = content.data() + directory;
+      std::memcpy(at + field * sizeof(number), &number, sizeof(number));
+      FileHeader header = file.header;
+      header.directory_checksum = crc32(at, sizeof(SegmentEntry));
+      header.checksum = crc32(&header, offsetof(FileHeader, checksum));
+      std::memcpy(content.data(), &header, sizeof(header));
+      EXPECT_THROW(file.open(content), DatastoreError) << field << " " << number;
+    }
   }
 }
 

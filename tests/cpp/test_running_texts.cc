@@ -52,12 +52,11 @@ TEST_F(RunningTextsTest, NoneEntersWhereOneRequestRuns) {
   second.reset();
   grow(*first, tokens, 500);
   EXPECT_EQ(store->bytes(), bytes);
-  EXPECT_FALSE(store->running()->has_others(&second_owner));
+  EXPECT_TRUE(store->running()->empty());
   // Once there is another one, what has been written enters step by step.
   second = std::make_unique<RunningTexts::Text>(*store->running(), &second_owner);
   for (int step = 0; step < 4; ++step) grow(*first, tokens, 500);
-  EXPECT_TRUE(store->running()->has_others(&second_owner));
-  EXPECT_FALSE(store->running()->has_others(&first_owner));
+  EXPECT_FALSE(store->running()->empty());
   EXPECT_TRUE(is_found(*store, &second_owner, tokens, 490));
   EXPECT_FALSE(is_found(*store, &first_owner, tokens, 490));
   EXPECT_GT(store->bytes(), bytes);
@@ -89,7 +88,7 @@ TEST_F(RunningTextsTest, TheStoresLimitHolds) {
 TEST_F(RunningTextsTest, AClosedStoreHasNone) {
   grow(*first, tokens, 100);
   store->close();
-  EXPECT_FALSE(store->running()->has_others(&second_owner));
+  EXPECT_TRUE(store->running()->empty());
   grow(*first, tokens, 200);
   grow(*second, tokens, 200);
   EXPECT_FALSE(is_found(*store, nullptr, tokens, 60));

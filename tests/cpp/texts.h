@@ -1,4 +1,4 @@
-// Texts that are hard on an index, and slow answers to hold it against.
+// Texts that are hard on an index.
 #pragma once
 
 #include <algorithm>
@@ -45,38 +45,6 @@ inline Tokens thue_morse(std::size_t size) {
     text[i] = parity;
   }
   return text;
-}
-
-// How many tokens before `end` and before `other`, both exclusive, are alike.
-inline std::int32_t common_suffix(const Tokens& text, std::size_t end, std::size_t other) {
-  std::int32_t length = 0;
-  while (other > 0 && text[end - 1] == text[other - 1]) {
-    ++length;
-    --end;
-    --other;
-  }
-  return length;
-}
-
-struct RepeatedSuffix {
-  std::int32_t length = 0;     // of the longest suffix that also ends earlier
-  std::int32_t first_end = 0;  // last token's position of its first occurrence
-  std::int32_t latest_end = 0;
-};
-
-// By looking everywhere.
-inline RepeatedSuffix find_repeated_suffix(const Tokens& text) {
-  RepeatedSuffix found;
-  for (std::size_t end = 1; end < text.size(); ++end) {
-    const std::int32_t length = common_suffix(text, text.size(), end);
-    if (length == 0 || length < found.length) continue;
-    if (length > found.length) {
-      found.length = length;
-      found.first_end = static_cast<std::int32_t>(end) - 1;
-    }
-    found.latest_end = static_cast<std::int32_t>(end) - 1;
-  }
-  return found;
 }
 
 }  // namespace fastdraft::testing

@@ -127,7 +127,7 @@ def test_vllm_is_tested_with_the_configuration_of_the_pages() -> None:
         for _, command in commands(page):
             if "--speculative-config" in command:
                 found.append(json.loads(command[command.index("--speculative-config") + 1]))
-    tests = (ROOT / "tests" / "hosts" / "test_vllm_offline.py").read_text()
+    tests = (ROOT / "tests" / "hosts" / "test_vllm_runners.py").read_text()
     for source in (tests, *(block.code for block in blocks(guide, "python"))):
         found += [
             ast.literal_eval(node)
@@ -137,7 +137,7 @@ def test_vllm_is_tested_with_the_configuration_of_the_pages() -> None:
             and "'method': 'fastdraft'" in ast.unparse(node)
         ]
     assert all(each["method"] == "fastdraft" for each in found)
-    assert found.count({"method": "fastdraft"}) == 3
+    assert found.count({"method": "fastdraft"}) == 4
 
 
 def targets() -> set[str]:

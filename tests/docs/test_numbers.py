@@ -249,8 +249,10 @@ def test_datastores() -> None:
     ):
         built = each["build"]
         cells = [f"{built['bytes_a_token']:.1f}", f"{built['seconds']:.0f} s"]
-        cells.append(f"{each['open_ms']:.1f} ms")
+        cells.append(f"{core['open_ms']:.1f} ms")
         assert ["frozen", tokens, *cells, *lookups(core)] in rows_of(ENGINE)
+    beside = live["add_beside_proposing"]["16"]["p99_us"] / 1000
+    assert f"16 threads that propose takes {beside:.2f} ms" in ENGINE.read_text()
 
 
 def test_predicted_outputs() -> None:

@@ -13,22 +13,16 @@ import transformers
 from tokenizers import Tokenizer, models
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
 
-from assistants import bent, shortened
+from assistants import bent, constant, shortened
 from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.drafter import ModelDrafter
-from hf_models import VOCABULARY, assert_same_tokens, repetitive_batch, tiny_model
+from hf_models import VOCABULARY, assert_decodes, repetitive_batch, tiny_model
 from watches import counted_forwards
 
 NEW = 32
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-
-
-def _constant(model: Any, num_tokens: int = 4, **options: Any) -> AssistantModel:
-    return AssistantModel(
-        model, schedule="constant", num_tokens=num_tokens, **{"lookup": None, **options}
-    )
 
 
 def _most_probable(model: Any, text: list[int]) -> int:
@@ -60,41 +54,37 @@ def _speculated(target: Any, small: Any, text: list[int], gamma: int, new: int) 
     return stats
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2", "opt"])
+@pytest.mark.parametrize(
+    ("family", "rows"), [("llama", 1), ("qwen2", 3), ("gemma3", 3), ("gpt2", 3), ("opt", 1)]
+)
 def test_greedy_tokens_are_the_targets(family: str, rows: int) -> None:
     target = tiny_model(family)
-    inputs = repetitive_batch(rows)
-    expected = target.generate(**inputs, **GREEDY)
-    output = hf.generate(target, **inputs, **GREEDY, drafter=_constant(bent(target, by=0.05)))
-    assert_same_tokens(target, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    drafter = constant(bent(target, by=0.05))
+    output = assert_decodes(target, repetitive_batch(rows), drafter, **GREEDY).output
     assert 0 < output.stats.accepted < output.stats.drafted
     assert output.stats.steps < output.stats.emitted
 
 
-@pytest.mark.parametrize("gamma", [1, 4, 9])
+@pytest.mark.parametrize("gamma", [1, 9])
 def test_what_is_drafted_is_what_the_model_says_without_a_cache(
     model: Any, small: Any, gamma: int
 ) -> None:
     """Rows of a batch accept different numbers of tokens, and none disturbs another's cache."""
     inputs = repetitive_batch(3)
-    output = hf.generate(model, **inputs, **GREEDY, drafter=_constant(small, gamma))
+    output = hf.generate(model, **inputs, **GREEDY, drafter=constant(small, gamma))
     for row, shown in enumerate(inputs["attention_mask"].bool()):
         text = inputs["input_ids"][row, shown].tolist()
         assert output.row_stats[row] == _speculated(model, small, text, gamma, NEW)
 
 
 def test_rows_that_end_early_leave_the_assistants_batch(model: Any, small: Any) -> None:
-    inputs = repetitive_batch(4)
     options = {**GREEDY, "eos_token_id": list(range(3, 20)), "pad_token_id": 0}
-    expected = model.generate(**inputs, **options)
     widths: list[int] = []
     handle = small.register_forward_pre_hook(
         lambda _, __, kwargs: widths.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    output = hf.generate(model, **inputs, **options, drafter=_constant(small))
+    assert_decodes(model, repetitive_batch(4), constant(small), exact=True, **options)
     handle.remove()
-    assert torch.equal(expected, output.sequences)
     assert widths[0] == 4 and widths[-1] < 4
     assert widths == sorted(widths, reverse=True)
 
@@ -108,7 +98,7 @@ def test_each_token_is_given_to_the_assistant_once(model: Any) -> None:
     )
     prompt = repetitive_batch(1)["input_ids"]
     options = {**GREEDY, "max_new_tokens": 1 + 5 * 5}
-    output = hf.generate(model, prompt, **options, drafter=_constant(same, 4))
+    output = hf.generate(model, prompt, **options, drafter=constant(same, 4))
     assert fed == [31, 1, 1, 1] + [2, 1, 1, 1] * 4
     assert output.stats.accepted == output.stats.drafted == 20
     [stats] = output.assistants
@@ -153,33 +143,45 @@ def test_an_unsure_assistant_stops(model: Any, small: Any) -> None:
     prompt = repetitive_batch(1)["input_ids"]
     counts = []
     for threshold in (0.0, 0.5, 1.0):
-        assistant = _constant(small, 8, confidence_threshold=threshold)
+        assistant = constant(small, 8, confidence_threshold=threshold)
         output = hf.generate(model, prompt, **GREEDY, drafter=assistant)
         counts.append(output.stats.drafted)
     assert counts[0] > counts[1] > counts[2] == 0
 
 
+class _Plus(LogitsProcessor):
+    """Forbids what follows from the last token, so that drafts and text have to be told apart."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (text[-1] + len(text)) % VOCABULARY] = -torch.inf
+        return scores
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"repetition_penalty": 1.3},
-        {"bad_words_ids": [[token] for token in range(40)]},
-        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.3, "bad_words_ids": [[token] for token in range(40)]},
+        {"logits_processor": LogitsProcessorList([_Plus()])},
     ],
-    ids=lambda options: "-".join(options),
+    ids="-".join,
 )
 def test_processors_shape_the_drafts_too(model: Any, options: dict[str, Any]) -> None:
-    inputs = repetitive_batch(3)
-    expected = model.generate(**inputs, **GREEDY, **options)
-    output = hf.generate(
-        model, **inputs, **GREEDY, **options, drafter=_constant(copy.deepcopy(model))
-    )
-    assert torch.equal(expected, output.sequences)
-    assert output.stats.accepted == output.stats.drafted > 0
+    same = constant(copy.deepcopy(model))
+    found = assert_decodes(model, repetitive_batch(3), same, exact=True, **GREEDY, **options)
+    assert found.output.stats.accepted == found.output.stats.drafted > 0
 
 
-@pytest.mark.parametrize("lookup", [DraftConfig(), DraftConfig(tree_budget=16), Engine()])
-@pytest.mark.parametrize("schedule", ["adaptive", "heuristic", "constant"])
+@pytest.mark.parametrize(
+    ("schedule", "lookup"),
+    [
+        ("adaptive", Engine()),
+        ("adaptive", DraftConfig(tree_budget=16)),
+        ("heuristic", DraftConfig()),
+        ("constant", DraftConfig(tree_budget=16)),
+    ],
+)
 def test_together_with_lookups(model: Any, small: Any, schedule: Any, lookup: Any) -> None:
     inputs = repetitive_batch(3)
     expected = model.generate(**inputs, **GREEDY)
@@ -189,12 +191,6 @@ def test_together_with_lookups(model: Any, small: Any, schedule: Any, lookup: An
         assert torch.equal(expected, output.sequences)
     assert output.stats.accepted_prediction_tokens > 0
     assert output.stats.emitted == 3 * NEW
-
-
-def test_lookups_that_take_no_offers_are_refused(small: Any) -> None:
-    for lookup in (DraftConfig.prompt_lookup(), Engine(DraftConfig.ngram())):
-        with pytest.raises(InvalidValueError, match="lookup must be of the default drafter"):
-            AssistantModel(small, lookup=lookup)
 
 
 def test_what_it_has_to_read_counts(
@@ -227,7 +223,7 @@ def test_what_it_has_to_read_counts(
 
 
 def test_it_learns_from_one_generation_to_the_next(model: Any, small: Any) -> None:
-    assistant = _constant(small)
+    assistant = constant(small)
 
     def probability() -> float:
         estimator = assistant.schedule.estimator
@@ -256,22 +252,12 @@ def test_one_assistant_in_several_threads(model: Any, small: Any) -> None:
     assert all(torch.equal(expected, output) for output in outputs)
 
 
-def test_inside_generate(model: Any, small: Any) -> None:
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, **GREEDY)
-    decode = hf.speculate(drafter=_constant(small))
-    assert torch.equal(expected, model.generate(**inputs, **GREEDY, custom_generate=decode))
-
-
 def test_an_assistants_places_end_before_the_targets(model: Any) -> None:
     config = copy.deepcopy(tiny_model("gpt2").config)
     config.n_positions, config.n_layer = 40, 1
     small = transformers.AutoModelForCausalLM.from_config(config).eval()
-    inputs = repetitive_batch(3)
-    expected = model.generate(**inputs, **GREEDY)
-    output = hf.generate(model, **inputs, **GREEDY, drafter=_constant(small))
-    assert torch.equal(expected, output.sequences)
-    assert output.stats.drafted > 0
+    found = assert_decodes(model, repetitive_batch(3), constant(small), exact=True, **GREEDY)
+    assert found.output.stats.drafted > 0
 
 
 class _Failing(torch.nn.Module):
@@ -294,7 +280,7 @@ def test_an_assistant_that_fails_is_left_out(model: Any, after: int, sample: boo
     small.register_forward_pre_hook(_Failing(after))
     inputs = repetitive_batch(3)
     options = {**GREEDY, "do_sample": sample}
-    assistant = _constant(small, lookup=DraftConfig())
+    assistant = constant(small, lookup=DraftConfig())
     with pytest.warns(RuntimeWarning, match=r"assistant failed .*out of memory"):
         output = hf.generate(model, **inputs, **options, drafter=assistant)
     assert output.stats.emitted == 3 * NEW
@@ -313,12 +299,12 @@ _WORDS = ["<unk>", *(f"w{place}" for place in range(1, VOCABULARY))]
 
 def test_another_tokenizer_is_refused_with_the_first_difference(model: Any, small: Any) -> None:
     others = [*_WORDS[:40], *reversed(_WORDS[40:])]
-    assistant = _constant(small, tokenizer=_tokenizer(others))
+    assistant = constant(small, tokenizer=_tokenizer(others))
     with pytest.raises(InvalidValueError, match="token 40 is 'w96', and 'w40' in the target's"):
         hf.generate(
             model, **repetitive_batch(1), **GREEDY, drafter=assistant, tokenizer=_tokenizer(_WORDS)
         )
-    assistant = _constant(small, tokenizer=_tokenizer(_WORDS))
+    assistant = constant(small, tokenizer=_tokenizer(_WORDS))
     output = hf.generate(
         model, **repetitive_batch(1), **GREEDY, drafter=assistant, tokenizer=_tokenizer(_WORDS)
     )
@@ -343,8 +329,8 @@ def test_padded_vocabularies_are_taken_where_a_tokenizer_says_so(
     options = {**GREEDY, "do_sample": sample, "suppress_tokens": list(range(80, VOCABULARY))}
     small = _of_vocabulary(shortened(model), size)
     with pytest.raises(InvalidValueError, match=rf"vocabulary of 97 tokens, got {size}"):
-        hf.generate(model, **inputs, **options, drafter=_constant(small))
-    assistant = _constant(small, tokenizer=_tokenizer(_WORDS[:80]))
+        hf.generate(model, **inputs, **options, drafter=constant(small))
+    assistant = constant(small, tokenizer=_tokenizer(_WORDS[:80]))
     output = hf.generate(model, **inputs, **options, drafter=assistant)
     assert output.stats.accepted > 0
     if not sample:
@@ -353,33 +339,12 @@ def test_padded_vocabularies_are_taken_where_a_tokenizer_says_so(
 
 def test_texts_that_the_assistant_cannot_be_given_are_not_drafted(model: Any) -> None:
     small = _of_vocabulary(bent(model), 60)
-    assistant = _constant(small, tokenizer=_tokenizer(_WORDS[:60]))
+    assistant = constant(small, tokenizer=_tokenizer(_WORDS[:60]))
     inputs = repetitive_batch(2)
     inputs["input_ids"][0] = inputs["input_ids"][0] % 50
-    expected = model.generate(**inputs, **GREEDY)
-    output = hf.generate(model, **inputs, **GREEDY, drafter=assistant)
-    assert torch.equal(expected, output.sequences)
+    output = assert_decodes(model, inputs, assistant, exact=True, **GREEDY).output
     assert output.row_stats[0].drafted > 0
     assert output.row_stats[1].drafted == 0
-
-
-class _Plus(LogitsProcessor):
-    """Forbids what follows from the last token, so that drafts and text have to be told apart."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (text[-1] + len(text)) % VOCABULARY] = -torch.inf
-        return scores
-
-
-def test_custom_processors_see_text_and_drafts(model: Any) -> None:
-    inputs = repetitive_batch(3)
-    options = {**GREEDY, "logits_processor": LogitsProcessorList([_Plus()])}
-    expected = model.generate(**inputs, **options)
-    output = hf.generate(model, **inputs, **options, drafter=_constant(copy.deepcopy(model)))
-    assert torch.equal(expected, output.sequences)
-    assert output.stats.accepted == output.stats.drafted > 0
 
 
 @pytest.mark.parametrize(
@@ -391,6 +356,8 @@ def test_custom_processors_see_text_and_drafts(model: Any) -> None:
         ({"confidence_threshold": 1.5}, "confidence_threshold must be from 0 to 1, got 1.5"),
         ({"confidence_threshold": "high"}, "confidence_threshold must be a number, got 'high'"),
         ({"lookup": 3}, "lookup must be a DraftConfig, an Engine or None, got 3"),
+        ({"lookup": DraftConfig.prompt_lookup()}, "lookup must be of the default drafter"),
+        ({"lookup": Engine(DraftConfig.ngram())}, "lookup must be of the default drafter"),
     ],
 )
 def test_bad_options_are_named(small: Any, options: dict[str, Any], named: str) -> None:
@@ -421,7 +388,7 @@ def test_models_that_cannot_draft_are_refused() -> None:
 def test_assistants_elsewhere_are_refused_before_the_model_is_run(
     model: Any, moved: dict[str, Any], named: str
 ) -> None:
-    assistant = _constant(copy.deepcopy(model).to(**moved))
+    assistant = constant(copy.deepcopy(model).to(**moved))
     with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=named):
         hf.generate(model, **repetitive_batch(1), **GREEDY, drafter=assistant)
     assert not forwards
@@ -431,11 +398,4 @@ def test_a_prompt_of_embeddings_is_refused(model: Any, small: Any) -> None:
     inputs = repetitive_batch(1)
     embedded = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
     with pytest.raises(InvalidValueError, match="prompt as input_ids, got inputs_embeds"):
-        hf.generate(model, **embedded, **GREEDY, drafter=_constant(small))
-
-
-def test_a_first_layer_drafts_for_its_model(model: Any) -> None:
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, **GREEDY)
-    output = hf.generate(model, **inputs, **GREEDY, drafter=_constant(shortened(model)))
-    assert torch.equal(expected, output.sequences)
+        hf.generate(model, **embedded, **GREEDY, drafter=constant(small))

@@ -8,53 +8,44 @@ from typing import Any
 import pytest
 import torch
 
-from assistants import bent, shortened
+from assistants import bent, constant, shortened
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
-from hf_models import VOCABULARY, repetitive_batch
+from hf_models import VOCABULARY, assert_decodes, repetitive_batch
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
 
 
-def _constant(model: Any, num_tokens: int) -> AssistantModel:
-    return AssistantModel(model, schedule="constant", num_tokens=num_tokens, lookup=None)
-
-
-def _stages(model: Any, small: Any) -> dict[str, list[Any]]:
-    return {
-        "tiny": [_constant(shortened(model), 2), _constant(small, 5)],
-        "near": [_constant(bent(small, by=0.05, seed=9), 3), _constant(small, 5)],
-        "three": [
-            _constant(shortened(model), 2),
-            _constant(bent(small, by=0.05, seed=9), 3),
-            _constant(small, 5),
-        ],
-        "lookups": [DraftConfig(), _constant(small, 5)],
-        "trees": [DraftConfig(tree_budget=12), _constant(small, 5)],
-        "engine": [Engine(), _constant(bent(small, by=0.05, seed=9), 3), _constant(small, 5)],
-    }
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", ["tiny", "near", "three", "lookups", "trees", "engine"])
+@pytest.mark.parametrize(
+    ("names", "rows"),
+    [("tiny", 3), ("near", 1), ("tiny near", 3), ("lookups", 3), ("trees", 1), ("engine near", 3)],
+)
 def test_stages_draft_what_the_last_model_would(
-    model: Any, small: Any, name: str, rows: int
+    model: Any, small: Any, names: str, rows: int
 ) -> None:
+    stages: dict[str, Any] = {
+        "tiny": constant(shortened(model), 2),
+        "near": constant(bent(small, by=0.05, seed=9), 3),
+        "lookups": DraftConfig(),
+        "trees": DraftConfig(tree_budget=12),
+        "engine": Engine(),
+    }
+    last = constant(small, 5)
     inputs = repetitive_batch(rows)
-    alone = hf.generate(model, **inputs, **GREEDY, drafter=_constant(small, 5))
-    output = hf.generate(model, **inputs, **GREEDY, drafter=Staged(_stages(model, small)[name]))
-    assert torch.equal(output.sequences, model.generate(**inputs, **GREEDY))
+    alone = hf.generate(model, **inputs, **GREEDY, drafter=last)
+    staged = Staged([*(stages[name] for name in names.split()), last])
+    output = assert_decodes(model, inputs, staged, exact=True, **GREEDY).output
     assert output.row_stats == alone.row_stats
-    last, [only] = output.assistants[-1], alone.assistants
-    assert (last.judged, last.accepted) == (only.judged, only.accepted)
+    ours, [only] = output.assistants[-1], alone.assistants
+    assert (ours.judged, ours.accepted) == (only.judged, only.accepted)
 
 
 def test_a_perfect_sub_draft_saves_forwards_of_the_draft_model(model: Any, small: Any) -> None:
     forwards: list[int] = []
     counted = copy.deepcopy(small)
     counted.register_forward_pre_hook(lambda *_: forwards.append(1))
-    staged = Staged([_constant(copy.deepcopy(small), 5), _constant(counted, 6)])
+    staged = Staged([constant(copy.deepcopy(small), 5), constant(counted, 6)])
     prompt = repetitive_batch(1)["input_ids"]
     output = hf.generate(model, prompt, **GREEDY, drafter=staged)
     sub, draft = output.assistants
@@ -69,7 +60,7 @@ def test_lookups_feed_a_model_that_feeds_the_target(model: Any) -> None:
     same.register_forward_pre_hook(lambda *_: forwards.append(1))
     prompt = repetitive_batch(1)["input_ids"]
     expected = model.generate(prompt, **GREEDY)
-    staged = Staged([DraftConfig(token_cost=0.0), _constant(same, 8)])
+    staged = Staged([DraftConfig(token_cost=0.0), constant(same, 8)])
     output = hf.generate(model, prompt, **GREEDY, drafter=staged, prediction=expected[0, 30:])
     assert torch.equal(output.sequences, expected)
     assert len(forwards) < output.stats.drafted
@@ -83,7 +74,7 @@ def test_a_forward_that_reads_the_prompt_does_not_tell_what_a_draft_token_takes(
     same, prompt = copy.deepcopy(always), torch.full((1, 30), 5)
     below = DraftConfig.prompt_lookup(max_ngram=2, num_tokens=16)
     for _ in range(2):  # by the second time it is known what a forward takes
-        staged = Staged([below, _constant(same, 8)])
+        staged = Staged([below, constant(same, 8)])
         hf.generate(always, prompt, **GREEDY, drafter=staged)
     # All eight tokens of the first draft came of that forward.
     assert staged.models[0].schedule.seconds(1) > 1e-5
@@ -109,9 +100,8 @@ def test_requests_of_the_engine_end_with_the_generation(model: Any, small: Any) 
 
 
 def test_models_are_made_into_stages(model: Any, small: Any) -> None:
-    inputs = repetitive_batch(2)
-    output = hf.generate(model, **inputs, **GREEDY, drafter=Staged([shortened(model), small]))
-    assert torch.equal(output.sequences, model.generate(**inputs, **GREEDY))
+    staged = Staged([shortened(model), small])
+    output = assert_decodes(model, repetitive_batch(2), staged, exact=True, **GREEDY).output
     assert len(output.assistants) == 2
 
 

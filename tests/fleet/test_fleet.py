@@ -12,8 +12,9 @@ import stat
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.fleet import Manifest, Published, Replica, groups
 from fastdraft.fleet.objects import LocalObjects, Objects, RemoteObjects
-from fastdraft.fleet.published import Joined, Pack
+from fastdraft.fleet.published import Pack
 from fastdraft.fleet.sealed import Chunk, digest, frame
 from fleets import KEY, contents, holds, join, only, read, say, texts
 
@@ -44,11 +45,27 @@ def content_of(url: str, name: str) -> bytes:
 
 
 def newest(url: str) -> Manifest:
-    return only(url).latest() or Manifest()
+    return only(url).latest()
 
 
 def published_texts(url: str) -> list[Pack]:
-    return list(only(url).waiting(newest(url)).values())
+    return [pack for pack in only(url).current(newest(url)) if pack.replica]
+
+
+def before_each(patch: pytest.MonkeyPatch, act: Callable[[str], None], *methods: str) -> None:
+    """Calls `act` with the method's name before each call of a local store."""
+
+    def wrapped(method: str) -> Callable[..., Any]:
+        whole = getattr(LocalObjects, method)
+
+        def called(self: LocalObjects, *args: Any) -> Any:
+            act(method)
+            return whole(self, *args)
+
+        return called
+
+    for method in methods:
+        patch.setattr(LocalObjects, method, wrapped(method))
 
 
 # --- Sharing ---
@@ -94,14 +111,14 @@ def test_what_was_published_is_read_once(
     url = str(tmp_path_factory.mktemp("fleet"))
     replicas = [join(url) for _ in range(3)]
     said: dict[str, list[list[int]]] = {"a": [], "b": []}
-    own: dict[tuple[int, str], list[list[int]]] = Counter()  # type: ignore[assignment]
+    own = defaultdict[tuple[int, str], list[list[int]]](list)
     number = 0
     for act, place, name, size in acts:
         replica = replicas[place]
         if act == "say":
             number += 1
             said[name].append([number] * size)
-            own[place, name] = [*(own[place, name] or []), [number] * size]
+            own[place, name].append([number] * size)
             say(replica, name, [number] * size)
         elif act == "look":
             assert replica.refresh()
@@ -121,7 +138,7 @@ def test_what_was_published_is_read_once(
         # A replica that is at it reads what others said, each once, and perhaps its own.
         for place, replica in enumerate(replicas):
             found = read(replica, name)
-            others = [each for each in documents if each not in (own[place, name] or [])]
+            others = [each for each in documents if each not in own[place, name]]
             assert len(found) == len({each[0] for each in found})
             assert sorted(each for each in found if each in others) == sorted(others)
     for replica in (*replicas, fresh):
@@ -203,15 +220,23 @@ def test_the_oldest_text_leaves_when_there_is_too_much(tmp_path: Path) -> None:
     url = str(tmp_path)
     one = join(url, memory_bytes=64 << 20)
     chance = np.random.default_rng(0)
+    say(one, "pinned", [7] * 9)
+    one.refresh()
+    published = only(url)
+    name = published.id_of("pinned")
+    assert published.pin([name]).pinned == {name}
     for number in range(60):
         say(one, "t", [number, *chance.integers(0, 2**22 - 2, 20_000)])
         one.refresh()
-        assert only(url).join(2 << 20).bytes <= 2 << 20
+        assert published.join(2 << 20).bytes <= 2 << 20
     reader = join(url, memory_bytes=64 << 20)
     found = read(reader, "t")
     first = [document[0] for document in found]
     assert first == list(range(first[0], 60)) and 10 < len(first) < 40
-    assert only(url).join(1).bytes == 0
+    assert read(reader, "pinned") == [[7] * 9]
+    assert 0 < published.join(1).bytes < 500
+    assert not published.pin([name], pinned=False).pinned
+    assert published.join(1).bytes == 0
 
 
 def test_200_tenants_are_published_and_read_in_few_calls(
@@ -221,14 +246,7 @@ def test_200_tenants_are_published_and_read_in_few_calls(
     url = str(tmp_path)
     one, other = join(url, memory_bytes=64 << 20), join(url, memory_bytes=64 << 20)
     calls = Counter[str]()
-    whole = {name: getattr(LocalObjects, name) for name in ("ls", "read", "write", "remove")}
-    for name in whole:
-
-        def counted(self: LocalObjects, *args: Any, name: str = name) -> Any:
-            calls[name] += 1
-            return whole[name](self, *args)
-
-        monkeypatch.setattr(LocalObjects, name, counted)
+    before_each(monkeypatch, lambda name: calls.update([name]), "ls", "read", "write", "remove")
     tenants = [f"tenant {number}" for number in range(200)]
     other.find(tenants)
     other.refresh()
@@ -273,31 +291,22 @@ def test_joins_at_once_lose_nothing(url: str) -> None:
     one = join(url)
     say(one, "a", [0] * 50)
     one.refresh()
-    failed: list[BaseException] = []
+    done = threading.Event()
 
     def work() -> None:
         published = only(url)
         while not done.is_set():
-            try:
+            with contextlib.suppress(DatastoreError):  # the others were first
                 published.join()
-            except DatastoreError:
-                continue  # the others were first
-            except BaseException as error:
-                failed.append(error)
-                return
 
-    done = threading.Event()
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
     documents = [[number] * 50 for number in range(12)]
-    for number, document in enumerate(documents[1:], 1):
-        say(one, "ab"[number % 2], document)
-        assert one.refresh()
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    with ThreadPoolExecutor() as pool:
+        joining = [pool.submit(work) for _ in range(3)]
+        for number, document in enumerate(documents[1:], 1):
+            say(one, "ab"[number % 2], document)
+            assert one.refresh()
+        done.set()
+    assert not any(each.exception() for each in joining)
     only(url).join()
     other = join(url)
     for name in "ab":
@@ -325,20 +334,16 @@ def test_a_join_killed_at_any_step_loses_nothing(
         say(one, "t", document)
         one.refresh()
     left = step
-    whole = {name: getattr(LocalObjects, name) for name in ("write", "remove")}
-    with monkeypatch.context() as patch:
-        for name in whole:
 
-            def act(self: LocalObjects, *args: Any, name: str = name) -> Any:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise Stopped
-                return whole[name](self, *args)
+    def act(_: str) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Stopped
 
-            patch.setattr(LocalObjects, name, act)
-        with contextlib.suppress(Stopped):
-            only(url).join()
+    with monkeypatch.context() as patch, contextlib.suppress(Stopped):
+        before_each(patch, act, "write", "remove")
+        only(url).join()
     for _ in range(10):
         assert read(join(url), "t") == documents
         only(url).join()
@@ -346,9 +351,8 @@ def test_a_join_killed_at_any_step_loses_nothing(
         one.refresh()
     # What it left goes too.
     manifest = only(url).latest()
-    assert manifest is not None
     packs = {name.partition("/")[2] for name in contents(url) if "/packs/" in name}
-    assert packs <= {pack.name for pack in manifest.packs} | manifest.sources.keys()
+    assert packs <= {pack.name for pack in manifest.packs} | manifest.gone.keys()
 
 
 def test_where_no_write_is_exclusive_the_last_manifest_counts(
@@ -405,18 +409,15 @@ def test_what_cannot_be_published_in_time_is_counted(
 ) -> None:
     url = str(tmp_path)
     replica = join(url, memory_bytes=200_000)
-    write, full = LocalObjects.write, True
 
-    def maybe(self: LocalObjects, name: str, content: bytes) -> bool:
-        if full:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(self, name, content)
+    def no_space(_: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(LocalObjects, "write", maybe)
+    before_each(monkeypatch, no_space, "write")
     for number in range(40):
         say(replica, "t", list(range(number * 1000, (number + 1) * 1000)))
         assert not replica.refresh()
-    full = False
+    monkeypatch.undo()
     assert replica.refresh()
     assert replica.dropped_tokens > 20_000
     # Marks of documents that are dropped count as tokens.
@@ -663,15 +664,14 @@ def test_a_fifo_and_a_link_in_the_folder_stop_nobody(tmp_path: Path) -> None:
     os.mkfifo(folder / text.name.replace("-00", "-01"))
     (folder / text.name.replace("-00", "-02")).symlink_to(folder / text.name)
     os.mkfifo(folder / f"manifests/{5:020d}") if (folder / "manifests").mkdir() is None else None
-    done = threading.Event()
 
-    def work() -> None:
+    def work() -> list[list[int]]:
         only(url).join()
-        assert read(join(url), "t") == [[1] * 9]
-        done.set()
+        return read(join(url), "t")
 
-    threading.Thread(target=work, daemon=True).start()
-    assert done.wait(20)
+    found: Future[list[list[int]]] = Future()
+    threading.Thread(target=lambda: found.set_result(work()), daemon=True).start()
+    assert found.result(60) == [[1] * 9]
     with pytest.raises(DatastoreError, match="is no file"):
         Objects(url).read(f"{only(url).group}/manifests/{5:020d}", 0, 9)
 
@@ -701,7 +701,8 @@ def test_what_is_forgotten_is_nowhere(url: str) -> None:
     assert found_secret(url)  # the scan finds it
     mapped = other.find(["secret"])
 
-    published.forget([published.id_of("secret")])
+    published.pin(map(published.id_of, ("secret", "plain")))
+    assert published.forget([published.id_of("secret")]).pinned == {published.id_of("plain")}
     assert not found_secret(url)
     # A replica that does not know yet publishes again what it has, and that is of no use.
     late._guard("publish", late._publish)
@@ -879,19 +880,6 @@ def test_another_key_model_or_tokenizer_shares_nothing(
     assert read(join(url), "t") == [[1, 2, 3]]
 
 
-def test_another_key_opens_nothing(tmp_path: Path) -> None:
-    url = str(tmp_path)
-    with pytest.raises(InvalidValueError, match=r"nothing is published there with this key$"):
-        groups(Objects(url), KEY)
-    one = join(url)
-    say(one, "t", [1, 2, 3])
-    one.refresh()
-    for _ in range(2):
-        with pytest.raises(InvalidValueError, match="1 models have text of another key"):
-            groups(Objects(url), b"another operator")
-        only(url).join()
-
-
 # --- Hostile manifests and objects ---
 
 PACK = f"packs/{1:020d}-{'0' * 64}"
@@ -906,17 +894,17 @@ values = st.recursive(
     max_leaves=6,
 )
 packs = st.lists(st.one_of(values, st.tuples(names, st.integers())), max_size=3)
+numbers = st.one_of(st.dictionaries(names, st.one_of(st.integers(), values), max_size=3), values)
 manifests = st.one_of(
     values,
     st.fixed_dictionaries(
         {
-            "format": st.sampled_from([3, 3, 3, 1, "3", None]),
+            "format": st.sampled_from([4, 4, 4, 1, "4", None]),
             "number": st.sampled_from([1, 1, 1, 2, True]),
             "packs": st.one_of(packs, values),
-            "joined": st.one_of(st.lists(st.tuples(st.integers(), packs)), values),
-            "forgotten": st.one_of(
-                st.dictionaries(names, st.one_of(st.integers(), values), max_size=3), values
-            ),
+            "gone": numbers,
+            "forgotten": numbers,
+            "pinned": st.one_of(st.lists(names, max_size=3), values),
         }
     ),
 )
@@ -936,11 +924,11 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
         manifest = published._parse(1, content)
     except DatastoreError:
         return
-    for pack in (*manifest.packs, *manifest.sources.values()):
-        folder, _, name = pack.name.partition("/")
+    for path in (*(pack.name for pack in manifest.packs), *manifest.gone):
+        folder, _, name = path.partition("/")
         assert folder in ("packs", "text") and set(name) <= set("0123456789abcdef-")
-        assert pack.size >= 0
-    for name in manifest.forgotten:
+    assert all(pack.size >= 0 for pack in manifest.packs)
+    for name in (*manifest.forgotten, *manifest.pinned):
         assert len(name) == 64
 
 
@@ -949,7 +937,7 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
 @settings(deadline=None, max_examples=200)
 def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: str) -> None:
     published = Published(Objects("memory://changed"), KEY, "0" * 64)
-    manifest = Manifest(1, (Pack(PACK, 5),), (Joined(1, (Pack(PACK, 7),)),), {"b" * 64: 1})
+    manifest = Manifest(1, (Pack(PACK, 5),), {PACK: 1}, {"b" * 64: 1}, frozenset({"a" * 64}))
     name = f"{published.group}/manifests/{1:020d}"
     published._objects.remove(name)
     assert published._write(manifest)
@@ -1024,18 +1012,12 @@ def test_objects_that_are_written_at_once_are_whole(tmp_path: Path) -> None:
     """Each process removes what killed ones have left, and no other's."""
     objects = Objects(tmp_path)
 
-    def write(first: int) -> None:
-        written.extend(
-            objects.write(f"group/folder/{number}", b"content")
-            for number in range(first, first + 100)
-        )
+    def write(first: int) -> list[bool]:
+        names = range(first, first + 100)
+        return [objects.write(f"group/folder/{number}", b"content") for number in names]
 
-    written: list[bool] = []
-    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 50, 100)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        written = [done for each in pool.map(write, (0, 50, 100)) for done in each]
     # Of two that write one name, one does.
     assert sum(written) == 200 and len(written) == 300
     assert objects.ls("group/folder") == {str(number): 7 for number in range(200)}

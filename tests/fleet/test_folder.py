@@ -6,43 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastdraft import Datastore
-from fleets import join, read, say
+from fleets import join, say
 from killed_memory import restored
-
-
-@given(
-    st.lists(
-        st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 200), st.booleans()), max_size=12),
-        min_size=1,
-        max_size=6,
-    )
-)
-@settings(deadline=None, max_examples=25)
-def test_starts_and_saves_lose_nothing(
-    tmp_path_factory: pytest.TempPathFactory, lives: list[list[tuple[str, int, bool]]]
-) -> None:
-    path = tmp_path_factory.mktemp("memory")
-    entered: dict[str, list[list[int]]] = {"a": [], "b": []}
-    number = 0
-    for life in lives:
-        replica = join(str(path))
-        for name, documents in entered.items():
-            assert read(replica, name) == documents
-        for name, size, save in life:
-            number += 1
-            say(replica, name, [number] * size)
-            entered[name].append([number] * size)
-            if save:
-                assert replica.refresh()
-        replica.close()
-        for name in entered:  # what it said itself is in its live stores
-            assert len(read(replica, name)) <= len(entered[name])
-    for name, documents in entered.items():
-        assert restored(path, name) == documents
 
 
 @pytest.mark.parametrize("alphabet", [2, 100_000])

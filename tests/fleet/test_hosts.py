@@ -12,7 +12,7 @@ from fastdraft.datastore import fingerprint
 from fastdraft.errors import InvalidValueError
 from fastdraft.fleet import groups
 from fastdraft.fleet.objects import Objects
-from fastdraft.serving.host import share
+from fastdraft.serving.host import Target, share
 from fastdraft.serving.sglang import Corpus
 from fleets import KEY
 
@@ -52,11 +52,11 @@ def test_models_with_the_same_tokenizer_share(
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "tokenizer.json").write_text(text)
-        replica = share(Memory(1 << 20), url, model="model", tokenizer=str(folder))
+        replica = share(Memory(1 << 20), url, Target("model", str(folder)))
         replica.memory.of("t")[0].add([1, 2, 3])
         assert replica.refresh()
         found.add(fingerprint(folder))
         replica.close()
     assert len(found) == 2 and len(groups(Objects(url), KEY)) == 2
     # One that is nowhere has no fingerprint.
-    share(Memory(1 << 20), url, model="model", tokenizer="none/such").close()
+    share(Memory(1 << 20), url, Target("model", "none/such")).close()

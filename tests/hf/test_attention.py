@@ -37,7 +37,7 @@ def test_it_takes_the_place_of_sdpa_for_the_time_of_a_generation() -> None:
     assert (used[0], set(used[1:])) == ("sdpa", {STAND_IN})
     assert model.config._attn_implementation == "sdpa"
     # An error ends it too.
-    with pytest.raises(ZeroDivisionError), attending(model, stands_in=True):
+    with pytest.raises(ZeroDivisionError), attending(model):
         raise ZeroDivisionError
     assert model.config._attn_implementation == "sdpa"
 
@@ -47,7 +47,7 @@ def test_generations_at_a_time_share_it() -> None:
     first, second = threading.Event(), threading.Event()
 
     def other() -> None:
-        with attending(model, stands_in=True):
+        with attending(model):
             first.set()
             second.wait(10)
 
@@ -55,7 +55,7 @@ def test_generations_at_a_time_share_it() -> None:
     thread.start()
     first.wait(10)
     assert shares_keys(model)
-    with attending(model, stands_in=True):
+    with attending(model):
         second.set()
         thread.join()
         assert model.config._attn_implementation == STAND_IN
@@ -131,10 +131,18 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("drafts", ["predicted", "trees", "models"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("rows", "drafts", "shares", "cache"),
+    [
+        (1, "predicted", True, None),
+        (1, "predicted", False, None),
+        (3, "predicted", True, "static"),
+        (3, "trees", True, None),
+        (1, "trees", True, "static"),
+        (3, "models", True, None),
+        (3, "models", False, "static"),
+    ],
+)
 def test_drafts_copy_no_keys(
     rows: int,
     drafts: Any,
@@ -148,8 +156,7 @@ def test_drafts_copy_no_keys(
     plain_tokens(model, inputs, **options)
     copied.clear()
     if not shares:
-        for module in ("plan", "draft_models.stage"):
-            monkeypatch.setattr(f"fastdraft.hf.{module}.shares_keys", lambda _: False)
+        monkeypatch.setattr(attention, "shares_keys", lambda _: None)
     assistant = copy.deepcopy(model)
     if drafts == "models":
         # Drafts that are accepted whole leave the draft model several tokens to read at a time.

@@ -6,37 +6,36 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from hf_models import FAMILIES, assert_decodes, repetitive_batch, tiny_model
 
-# The model's attention and the cache, by name.
-_WAYS: dict[str, tuple[str | None, str | None]] = {
-    "growing": (None, None),
-    "eager": ("eager", None),
-    "static": (None, "static"),
-}
-
 
 def _cases() -> Iterator[Any]:
+    """Family, attention, cache, drafts and rows: 0 for three without padding."""
     for family in FAMILIES:
-        for drafts in ("found", "predicted", "trees"):
-            # A row alone has no mask, and several are padded.
-            for rows in (1, 3):
-                yield pytest.param(family, "growing", drafts, rows)
-        for drafts in ("predicted", "trees"):
-            # The masks of a static cache are ours, for a row as for several.
-            yield pytest.param(family, "static", drafts, 1, marks=pytest.mark.any_transformers)
-            yield pytest.param(family, "static", drafts, 3)
+        # A row alone has no mask, rows without padding have the model's own, and others ours.
+        for drafts, rows in (("found", 0), ("predicted", 1), ("predicted", 3), ("trees", 3)):
+            yield family, None, None, drafts, rows
+        # The masks of a static cache are ours for a row, too.
+        yield pytest.param(
+            family, None, "static", "predicted", 1, marks=pytest.mark.any_transformers
+        )
     for family in ("gemma3", "gpt2", "mistral"):
-        yield from (pytest.param(family, "eager", drafts, 3) for drafts in ("predicted", "trees"))
+        yield from ((family, "eager", None, drafts, 3) for drafts in ("predicted", "trees"))
 
 
-@pytest.mark.parametrize(("family", "way", "drafts", "rows"), list(_cases()))
-def test_tokens_are_those_of_generate(family: str, way: str, drafts: str, rows: int) -> None:
-    implementation, cache = _WAYS[way]
-    model, inputs = tiny_model(family, attention=implementation), repetitive_batch(rows)
+@pytest.mark.parametrize(("family", "attention", "cache", "drafts", "rows"), list(_cases()))
+def test_tokens_are_those_of_generate(
+    family: str, attention: str | None, cache: str | None, drafts: str, rows: int
+) -> None:
+    model, inputs = tiny_model(family, attention=attention), repetitive_batch(rows or 1)
+    if not rows:
+        ids = inputs["input_ids"].repeat(3, 1)
+        ids[1, 4] = 50
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     options: dict[str, Any] = {"max_new_tokens": 48}
     if drafts != "found":
         options["eos_token_id"] = None
@@ -46,7 +45,7 @@ def test_tokens_are_those_of_generate(family: str, way: str, drafts: str, rows: 
     output, _, drafter = assert_decodes(
         model, inputs, drafts, ours={"cache_implementation": cache}, **options
     )
-    assert len(output.row_stats) == rows
+    assert len(output.row_stats) == (rows or 3)
     assert output.stats.emitted == sum(row.emitted for row in output.row_stats)
     assert output.sequences.shape[1] > 30
     if drafts == "predicted":

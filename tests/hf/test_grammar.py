@@ -38,8 +38,9 @@ def llama() -> Any:
     return tiny_model("llama", vocab_size=VOCABULARY)
 
 
-def _options(**more: Any) -> dict[str, Any]:
-    return {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0, **more}
+def _options(*processors: Any, **more: Any) -> dict[str, Any]:
+    usual = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": 0}
+    return {**usual, "logits_processor": LogitsProcessorList(processors), **more}
 
 
 def _of(library: str, *schemas: Any) -> hf.Grammar:
@@ -77,18 +78,10 @@ def test_output_is_that_of_plain_decoding(
     inputs = repetitive_batch(3)
     schemas = [_SCHEMA, _OTHER, _SCHEMA]
     reference = _Reference(library, schemas, inputs["input_ids"].shape[1])
-    expected = llama.generate(
-        **inputs, **_options(), logits_processor=LogitsProcessorList([reference])
-    )
-    for drafter in (DraftConfig(tree_budget=tree_budget, token_cost=0.0), Silent()):
-        output = hf.generate(
-            llama,
-            **inputs,
-            **_options(),
-            logits_processor=[_of(library, *schemas)],
-            drafter=drafter,
-        )
-        assert output.sequences.tolist() == expected.tolist()
+    expected = llama.generate(**inputs, **_options(reference))
+    drafter = DraftConfig(tree_budget=tree_budget, token_cost=0.0)
+    output = hf.generate(llama, **inputs, **_options(_of(library, *schemas)), drafter=drafter)
+    assert output.sequences.tolist() == expected.tolist()
     answers = [json.loads(each, strict=False) for each in _answers(expected, inputs)]
     assert list(map(len, answers)) == [3, 2, 3]
 
@@ -97,16 +90,12 @@ def test_output_is_that_of_plain_decoding(
 def test_trees_of_allowed_and_forbidden_tokens(llama: Any, library: str) -> None:
     inputs = repetitive_batch(2)
     schemas = [_SCHEMA, _OTHER]
-    expected = llama.generate(
-        **inputs, **_options(), logits_processor=LogitsProcessorList([_of(library, *schemas)])
-    )
+    expected = llama.generate(**inputs, **_options(_of(library, *schemas)))
     truths = [row[inputs["input_ids"].shape[1] :].tolist() for row in expected]
     forester = Forester(truths, seed=3)
     processor = _of(library, *schemas)
     for _ in range(2):  # it begins anew for each generation
-        output = hf.generate(
-            llama, **inputs, **_options(), logits_processor=[processor], drafter=forester
-        )
+        output = hf.generate(llama, **inputs, **_options(processor), drafter=forester)
         assert output.sequences.tolist() == expected.tolist()
     assert sum(forester.accepted) > 10
 
@@ -117,19 +106,11 @@ def test_xgrammars_own_processor_is_taken(llama: Any) -> None:
     def processor() -> Any:
         return xgrammar.contrib.hf.LogitsProcessor(grammar("xgrammar", _SCHEMA))
 
-    expected = llama.generate(
-        **inputs, **_options(), logits_processor=LogitsProcessorList([processor()])
-    )
+    expected = llama.generate(**inputs, **_options(processor()))
     steps = []
     for tokenizer in (None, byte_tokenizer()):
-        output = hf.generate(
-            llama,
-            **inputs,
-            **_options(),
-            logits_processor=[processor()],
-            tokenizer=tokenizer,
-            drafter=DraftConfig(token_cost=0.0),
-        )
+        ours = {"tokenizer": tokenizer, "drafter": DraftConfig(token_cost=0.0)}
+        output = hf.generate(llama, **inputs, **_options(processor()), **ours)
         assert output.sequences.tolist() == expected.tolist()
         steps.append(output.stats.steps)
     assert steps[1] < steps[0]  # with the tokenizer, forced text is drafted
@@ -140,17 +121,11 @@ def test_forced_text_takes_fewer_steps(llama: Any, library: str) -> None:
     """The property names take one step each, with a drafter that finds nothing by itself."""
     inputs = {"input_ids": torch.tensor([[5, 6, 7]])}
     names = {f"property_{number}": {"type": "boolean"} for number in range(4)}
-    outputs = [
-        hf.generate(
-            llama,
-            **inputs,
-            **_options(max_new_tokens=120),
-            logits_processor=[_of(library, object_of(**names))],
-            drafter=drafter,
-        )
+    options = _options(_of(library, object_of(**names)), max_new_tokens=120)
+    plain, drafted = (
+        hf.generate(llama, **inputs, **options, drafter=drafter)
         for drafter in (Silent(), DraftConfig())
-    ]
-    plain, drafted = outputs
+    )
     assert drafted.sequences.tolist() == plain.sequences.tolist()
     assert drafted.stats.steps < 0.5 * plain.stats.steps
     assert drafted.stats.accepted_by_source[Source.OFFER] > 20
@@ -159,15 +134,9 @@ def test_forced_text_takes_fewer_steps(llama: Any, library: str) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_samples_do_not_depend_on_drafts(llama: Any, library: str) -> None:
     inputs = repetitive_batch(4)
+    options = _options(_of(library, _SCHEMA), do_sample=True, top_p=0.9, seed=[7, 8, 9, 10])
     outputs = [
-        hf.generate(
-            llama,
-            **inputs,
-            **_options(do_sample=True, top_p=0.9),
-            seed=[7, 8, 9, 10],
-            logits_processor=[_of(library, _SCHEMA)],
-            drafter=drafter,
-        ).sequences
+        hf.generate(llama, **inputs, **options, drafter=drafter).sequences
         for drafter in (Silent(), Generous())
     ]
     assert outputs[0].tolist() == outputs[1].tolist()
@@ -180,12 +149,7 @@ def test_text_behind_the_end_is_free(llama: Any) -> None:
     """A generation that does not stop at the end token goes on without the grammar."""
     inputs = {"input_ids": torch.tensor([[5, 6, 7]])}
     for library in LIBRARIES:
-        output = hf.generate(
-            llama,
-            **inputs,
-            **_options(eos_token_id=1),
-            logits_processor=[_of(library, _SCHEMA)],
-        )
+        output = hf.generate(llama, **inputs, **_options(_of(library, _SCHEMA), eos_token_id=1))
         answer, _, rest = byte_tokenizer().decode(output.sequences[0, 3:]).partition("<eos>")
         assert json.loads(answer)
         assert rest
@@ -196,9 +160,7 @@ def test_logits_wider_than_the_grammar() -> None:
     model = tiny_model("llama", vocab_size=VOCABULARY + 40)
     inputs = {"input_ids": torch.tensor([[5, 6, 7]])}
     for library in LIBRARIES:
-        output = hf.generate(
-            model, **inputs, **_options(), logits_processor=[_of(library, _SCHEMA)]
-        )
+        output = hf.generate(model, **inputs, **_options(_of(library, _SCHEMA)))
         assert output.sequences.max() < VOCABULARY
         assert len(json.loads(_answers(output.sequences, inputs)[0])) == 3
 
@@ -209,9 +171,4 @@ def test_wrong_grammars_are_refused(llama: Any) -> None:
     with pytest.raises(InvalidValueError, match="at least one"):
         hf.Grammar([])
     with pytest.raises(InvalidValueError, match="one for each of 3, got 2"):
-        hf.generate(
-            llama,
-            **repetitive_batch(3),
-            **_options(),
-            logits_processor=[_of("xgrammar", _SCHEMA, _SCHEMA)],
-        )
+        hf.generate(llama, **repetitive_batch(3), **_options(_of("xgrammar", _SCHEMA, _SCHEMA)))

@@ -10,7 +10,6 @@ import transformers
 
 from fastdraft import DraftConfig
 from hf_models import (
-    FAMILIES,
     VOCABULARY,
     Forester,
     Generous,
@@ -27,17 +26,10 @@ from watches import counted_forwards
 NEW = 48
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_prompts_without_padding_keep_the_models_own_masks(family: str) -> None:
-    model = tiny_model(family)
-    ids = repetitive_batch(1)["input_ids"]
-    inputs = {"input_ids": ids.repeat(3, 1), "attention_mask": torch.ones(3, ids.shape[1])}
-    inputs["input_ids"][1, 4] = 50
-    inputs["attention_mask"] = inputs["attention_mask"].long()
-    assert_decodes(model, inputs, "found", max_new_tokens=NEW)
-
-
-@pytest.mark.parametrize("drafter", [None, DraftConfig(lookahead=3), DraftConfig.prompt_lookup()])
+@pytest.mark.parametrize(
+    "drafter",
+    [None, DraftConfig(lookahead=3), DraftConfig.prompt_lookup(), DraftConfig.ngram(3, 0.1)],
+)
 def test_drafters_by_configuration(llama: Any, drafter: DraftConfig | None) -> None:
     assert_decodes(llama, repetitive_batch(3), drafter, max_new_tokens=NEW)
 
@@ -56,10 +48,16 @@ def test_drafts_save_forwards(llama: Any) -> None:
     assert len(forwards) == output.stats.steps < NEW / 3
 
 
-# 'predicted' drafts are chains of 4.
-@pytest.mark.parametrize(("drafts", "width"), [("predicted", 6), ("trees", 16)])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "opt"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "rows", "drafts", "width"),
+    [
+        # 'predicted' drafts are chains of 4.
+        ("llama", 1, "predicted", 6),
+        ("gemma3", 3, "predicted", 6),
+        ("gemma3", 1, "trees", 16),
+        ("opt", 3, "trees", 16),
+    ],
+)
 def test_forwards_are_padded_to_the_cheaper_width(
     family: str, rows: int, drafts: str, width: int
 ) -> None:
@@ -74,28 +72,24 @@ def test_forwards_are_padded_to_the_cheaper_width(
     assert widths.count(width) > 5
 
 
-_PLACED_BY_THE_CACHE = {
-    "bart": transformers.BartForCausalLM,
-    "marian": transformers.MarianForCausalLM,
-    "pegasus": transformers.PegasusForCausalLM,
-    "trocr": transformers.TrOCRForCausalLM,
-    "roformer": transformers.RoFormerForCausalLM,
-}
+_DECODER = {"d_model": 32, "decoder_ffn_dim": 64, "decoder_layers": 2, "decoder_attention_heads": 4}
+_ROFORMER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 
 
-def _placed_by_the_cache(family: str, *, positions: int) -> Any:
-    kind = _PLACED_BY_THE_CACHE[family]
-    sizes = (
-        {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-        if family == "roformer"
-        else {"d_model": 32, "decoder_ffn_dim": 64, "decoder_layers": 2}
-    )
-    heads = "num_attention_heads" if family == "roformer" else "decoder_attention_heads"
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        *((family, _DECODER) for family in ("Bart", "Marian", "Pegasus", "TrOCR")),
+        ("RoFormer", {**_ROFORMER, "num_attention_heads": 4}),
+    ],
+)
+def test_nothing_is_placed_behind_the_last_position(family: str, sizes: dict[str, int]) -> None:
+    """These models place tokens by the cache's length."""
+    kind = getattr(transformers, f"{family}ForCausalLM")
     config = kind.config_class(
         **sizes,
-        **{heads: 4},
         vocab_size=VOCABULARY,
-        max_position_embeddings=positions,
+        max_position_embeddings=48,
         is_decoder=True,
         is_encoder_decoder=False,
         pad_token_id=0,
@@ -105,27 +99,15 @@ def _placed_by_the_cache(family: str, *, positions: int) -> Any:
         forced_eos_token_id=None,
         tie_word_embeddings=False,
     )
-    return drawn(kind, config).double()
-
-
-@pytest.mark.parametrize("hidden", [0, 4])
-@pytest.mark.parametrize("family", _PLACED_BY_THE_CACHE)
-def test_nothing_is_placed_behind_the_last_position(family: str, hidden: int) -> None:
-    model = _placed_by_the_cache(family, positions=48)
+    model = drawn(kind, config).double()
     ids = repetitive_batch(1)["input_ids"]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     # Hidden columns take up positions too.
-    inputs["attention_mask"][:, :hidden] = 0
+    inputs["attention_mask"][:, : 0 if family == "Bart" else 4] = 0
     options = {"max_new_tokens": 18, "eos_token_id": None}
     plain_tokens(model, inputs, **options)
     charge_in_steps(model, 6)
     assert_decodes(model, inputs, every=5, exact=True, **options)
-
-
-def test_max_length_counts_the_prompt(llama: Any) -> None:
-    options = {"max_length": 37, "eos_token_id": None}
-    found = assert_decodes(llama, repetitive_batch(3), "found", **options)
-    assert found.output.sequences.shape[1] == 37
 
 
 @pytest.mark.parametrize("drafts", ["chains", "trees"])
@@ -141,6 +123,13 @@ def test_learned_positions_end_where_the_model_ends(drafts: str) -> None:
         assert_decodes(model, inputs, "found", ours=ours, **options)
 
 
+@pytest.mark.parametrize("options", [{"max_length": 37}, {"prefill_chunk_size": 8}], ids="-".join)
+def test_lengths_and_chunks_of_the_prompt(llama: Any, options: dict[str, Any]) -> None:
+    options = {"max_length": 30 + NEW, "eos_token_id": None, **options}
+    found = assert_decodes(llama, repetitive_batch(3), "found", **options)
+    assert found.output.sequences.shape[1] == options["max_length"]
+
+
 def test_embeddings_as_prompt(llama: Any) -> None:
     inputs = repetitive_batch(3)
     embedded = {
@@ -148,11 +137,6 @@ def test_embeddings_as_prompt(llama: Any) -> None:
         "attention_mask": inputs["attention_mask"],
     }
     assert_decodes(llama, embedded, "found", exact=True, max_new_tokens=NEW)
-
-
-def test_chunked_prefill(llama: Any) -> None:
-    options = {"max_new_tokens": NEW, "prefill_chunk_size": 8}
-    assert_decodes(llama, repetitive_batch(3), "found", **options)
 
 
 def test_half_precision_differs_only_at_ties() -> None:

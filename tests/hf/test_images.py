@@ -203,8 +203,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "rows"), [*((family, 3) for family in FAMILIES), ("qwen2_vl", 1), ("gemma3", 1)]
+)
 def test_greedy_output_is_that_of_transformers(family: str, rows: int) -> None:
     model, inputs = _model(family), _inputs(family, rows)
     expected = model.generate(**inputs, **OPTIONS)

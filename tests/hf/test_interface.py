@@ -51,8 +51,7 @@ def _prediction(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> 
     return [edited(row[columns:]) for row in output]
 
 
-@pytest.mark.parametrize("drafts", ["predicted", "trees"])
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("drafts", "inside"), [("predicted", True), ("trees", False)])
 def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, drafts: str) -> None:
     inputs = repetitive_batch(1)
     options = {"do_sample": False, "max_new_tokens": NEW}
@@ -99,50 +98,34 @@ def test_in_the_methods_place_it_is_the_method() -> None:
 def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
     inputs = repetitive_batch(3)
     options = {"do_sample": False, "max_new_tokens": NEW}
-    expected = model.generate(**inputs, **options)
-    sequences = model.generate(**inputs, **options, custom_generate=hf.speculate())
-    assert torch.equal(sequences, expected)
-    output = model.generate(
-        **inputs, **options, return_dict_in_generate=True, custom_generate=hf.speculate()
-    )
+    expected = plain_tokens(model, inputs, max_new_tokens=NEW)
+    options["custom_generate"] = hf.speculate()
+    assert torch.equal(model.generate(**inputs, **options), expected)
+    output = model.generate(**inputs, **options, return_dict_in_generate=True)
     assert torch.equal(output.sequences, expected)
     assert isinstance(output.stats, DraftStats)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("where", ["keyword", "config"])
+@pytest.mark.parametrize(("rows", "where"), [(1, "keyword"), (3, "config")])
 def test_stop_strings(model: Any, rows: int, where: str) -> None:
     tokenizer = tiny_tokenizer()
     inputs = repetitive_batch(rows)
-    predictions = _prediction(model, inputs)
+    ours = {"drafter": Generous(), "prediction": _prediction(model, inputs)}
     plain = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
     words = tokenizer.convert_ids_to_tokens(plain[0, 42:44].tolist())
-    stop_strings = [words[0][1] + words[1][0], "zz"]
-    options: dict[str, Any]
-    if where == "keyword":
-        options = {"do_sample": False, "max_new_tokens": NEW, "stop_strings": stop_strings}
-    else:
-        config = transformers.GenerationConfig(
-            do_sample=False, max_new_tokens=NEW, stop_strings=stop_strings
-        )
-        options = {"generation_config": config}
-    expected = model.generate(**inputs, tokenizer=tokenizer, **options)
-    output = hf.generate(
-        model,
-        **inputs,
-        tokenizer=tokenizer,
-        drafter=Generous(),
-        prediction=predictions,
-        **options,
-    )
+    options: dict[str, Any] = {
+        "do_sample": False,
+        "max_new_tokens": NEW,
+        "stop_strings": [words[0][1] + words[1][0], "zz"],
+    }
+    if where == "config":
+        options = {"generation_config": transformers.GenerationConfig(**options)}
+    options["tokenizer"] = tokenizer
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(model, **inputs, **options, **ours)
     assert torch.equal(output.sequences, expected)
     assert int((expected[0] != PAD).sum()) < 30 + NEW
     assert output.stats.accepted > 0
-
-
-def test_token_healing_is_refused(model: Any) -> None:
-    with pytest.raises(InvalidValueError, match="token_healing must be off"):
-        hf.generate(model, **repetitive_batch(1), token_healing=True)
 
 
 class _Sum(StoppingCriteria):
@@ -153,9 +136,8 @@ class _Sum(StoppingCriteria):
 
 
 @pytest.mark.parametrize("drafts", ["predicted", "trees"])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_stops_in_the_middle_of_a_draft(model: Any, rows: int, drafts: str) -> None:
-    inputs = repetitive_batch(rows)
+def test_stops_in_the_middle_of_a_draft(model: Any, drafts: str) -> None:
+    inputs = repetitive_batch(3)
     plain = plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None)
     said = plain[:, 30:]
     for options in (
@@ -181,9 +163,7 @@ def test_rows_end_at_different_times_and_are_padded(model: Any) -> None:
 
 
 def test_max_time_ends_after_a_step(model: Any) -> None:
-    output = hf.generate(
-        model, **repetitive_batch(3), do_sample=False, max_new_tokens=NEW, max_time=0.0
-    )
+    output = hf.generate(model, **repetitive_batch(3), max_new_tokens=NEW, max_time=0.0)
     assert output.sequences.shape[1] == 31
 
 
@@ -229,9 +209,13 @@ def _precise(family: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("drafts", "swapped"), [("found", False), ("predicted", True), ("trees", True)]
+    ("family", "drafts", "swapped"),
+    [
+        *((family, "predicted", True) for family in ("llama", *WINDOWED, "dory")),
+        *((family, "trees", True) for family in ("llama", "mistral", "gemma3")),
+        *((family, "found", False) for family in ("gemma3", "dory")),
+    ],
 )
-@pytest.mark.parametrize("family", ["llama", *WINDOWED, "dory"])
 def test_the_cache_of_an_output_goes_into_the_next_turn(
     family: str, drafts: str, swapped: bool
 ) -> None:
@@ -257,7 +241,7 @@ def test_the_cache_of_an_output_goes_into_the_next_turn(
         ids = torch.cat([plain.sequences, ids[:, : 3 + 9 * turn]], -1)
 
 
-@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_a_turn_may_be_given_as_its_new_tokens(family: str) -> None:
     model = _precise(family)
     first = repetitive_batch(1)["input_ids"]
@@ -283,16 +267,11 @@ def test_the_models_own_generation_config_counts() -> None:
 
 
 def test_the_engine_of_a_configuration_learns_on(model: Any) -> None:
-    inputs = repetitive_batch(1)
-    predictions = _prediction(model, inputs)
-    options = {"do_sample": False, "max_new_tokens": NEW, "prediction": predictions}
     config = DraftConfig(lookahead=7)
-    expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
-    for _ in range(3):
-        output = hf.generate(model, **inputs, **options, drafter=config)
-        assert torch.equal(output.sequences, expected)
-    assert len({id(engine(model, config)) for _ in range(3)}) == 1
-    assert engine(model, config) is not engine(model, DraftConfig())
+    before = engine(model, config)
+    for _ in range(2):
+        assert_decodes(model, repetitive_batch(1), config, exact=True, max_new_tokens=NEW)
+    assert engine(model, config) is before is not engine(model, DraftConfig())
 
 
 def test_generations_in_several_threads(model: Any) -> None:
@@ -341,13 +320,7 @@ class _MaskAll(LogitsProcessor):
 
 def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
     with pytest.raises(FastdraftError, match="row 0 has no token left to emit at position 30"):
-        hf.generate(
-            model,
-            **repetitive_batch(1),
-            do_sample=False,
-            max_new_tokens=8,
-            logits_processor=LogitsProcessorList([_MaskAll()]),
-        )
+        hf.generate(model, **repetitive_batch(1), max_new_tokens=8, logits_processor=[_MaskAll()])
 
 
 @pytest.mark.parametrize(
@@ -358,10 +331,10 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"penalty_alpha": 0.6, "top_k": 4}, "got contrastive_search"),
         ({"prompt_lookup_num_tokens": 5}, "got assisted_generation; choose what drafts"),
         ({"assistant_model": object()}, "got assisted_generation; choose what drafts"),
+        ({"token_healing": True}, "token_healing must be off"),
         ({"use_cache": False}, "key-value cache, got use_cache=False"),
         ({"cache_implementation": "offloaded"}, "DynamicCache, got offloaded DynamicCache"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
-        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores .*logprobs=True"),
         ({"synced_gpus": True}, "synced_gpus must be off"),
         ({"streamer": Recorder()}, "batch of 1 row, got 2 rows"),
         ({"stop_strings": "x"}, "tokenizer must be given with stop_strings 'x', got None"),
@@ -370,6 +343,17 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"prediction": [3, 97]}, "from 0 to 96, got 97"),
         ({"prediction": [[3], [4], [5]]}, "each of 2 rows, got 3"),
         ({"prediction": [[3], [0.5]]}, "got float64 of shape"),
+        *(
+            ({"read_only": wrong}, "read_only must be a list of Datastores, got")
+            for wrong in (5, ["path.fds"], Datastore(max_bytes=1 << 20))
+        ),
+        (
+            {
+                "drafter": AssistantModel(tiny_model("llama"), lookup=None),
+                "read_only": [Datastore(max_bytes=1 << 20)],
+            },
+            "read_only must be left out where models draft",
+        ),
         ({"drafter": "lookup"}, "drafter must be a DraftConfig, .* got 'lookup'"),
         ({"token_type_ids": torch.zeros(2, 30)}, "token_type_ids"),
     ],
@@ -394,20 +378,14 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
 
 
 def test_batches_of_models_that_take_no_positions_are_refused() -> None:
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2}
     config = transformers.BartConfig(
-        vocab_size=97,
-        d_model=16,
-        decoder_layers=1,
-        decoder_attention_heads=2,
-        decoder_ffn_dim=16,
-        is_encoder_decoder=False,
+        **sizes, vocab_size=97, decoder_ffn_dim=16, is_encoder_decoder=False
     )
-    model = transformers.BartForCausalLM(config).eval()
-    ids = torch.tensor([[3, 4, 5]])
-    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
-    assert_decodes(model, {"input_ids": ids}, exact=True, **options)
     with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
-        hf.generate(model, ids.repeat(2, 1), **options)
+        hf.generate(
+            transformers.BartForCausalLM(config).eval(), torch.full((2, 3), 4), max_new_tokens=8
+        )
 
 
 def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:
@@ -431,22 +409,6 @@ def test_attention_that_takes_no_mask_is_refused_for_batches(model: Any) -> None
             hf.generate(model, **inputs, max_new_tokens=4)
     finally:
         model.config._attn_implementation = before
-
-
-def test_an_engine_remembers_earlier_requests_in_its_datastore() -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False, eos_token_id=None)
-    store = Datastore(max_bytes=1 << 20)
-    engine = Engine(DraftConfig(token_cost=0), datastores=[store])
-    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "drafter": engine}
-    outputs = [hf.generate(model, **inputs, **options) for _ in range(3)]
-    for output in outputs:
-        assert torch.equal(output.sequences, plain)
-    # The forced plain steps are few, and the whole answer stands in the store by then.
-    assert outputs[2].stats.steps < outputs[0].stats.steps
-    assert 0 < len(store) <= plain.shape[1]
-    assert engine.num_requests == 0
 
 
 class _Foreign(Generous):
@@ -493,20 +455,3 @@ def test_datastores_that_are_only_read(route: str) -> None:
     assert output.stats.accepted_by_source[Source.READ_ONLY] > 10
     # The text enters the engine's store alone.
     assert len(corpus) == plain.shape[1] and len(own) > 40
-
-
-@pytest.mark.parametrize("wrong", [5, ["path.fds"], Datastore(max_bytes=1 << 20)])
-def test_what_is_read_must_be_datastores(wrong: Any) -> None:
-    inputs = repetitive_batch(1)
-    with pytest.raises(InvalidValueError, match="read_only must be a list of Datastores, got"):
-        hf.generate(tiny_model("llama"), **inputs, max_new_tokens=4, read_only=wrong)
-
-
-def test_models_without_an_engine_read_no_datastores() -> None:
-    model = tiny_model("llama")
-    drafter = AssistantModel(model, lookup=None)
-    store = Datastore(max_bytes=1 << 20)
-    with pytest.raises(InvalidValueError, match="read_only must be left out where models draft"):
-        hf.generate(
-            model, **repetitive_batch(1), max_new_tokens=4, drafter=drafter, read_only=[store]
-        )

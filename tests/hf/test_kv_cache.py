@@ -43,54 +43,6 @@ def _states(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(rows, HEADS, width, SIZE), torch.randn(rows, HEADS, width, SIZE)
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), rows=st.integers(1, 4), prompt=st.integers(1, 70))
-@OFTEN
-def test_rows_hold_what_was_accepted(data: st.DataObject, rows: int, prompt: int) -> None:
-    cache = RowCache(DynamicCache())
-    keys, values = _states(rows, prompt)
-    for layer in range(2):
-        cache.update(keys, values, layer)
-    held = [(keys[row], values[row]) for row in range(rows)]
-    for _ in range(data.draw(st.integers(1, 6))):
-        width = data.draw(st.integers(1, 20))
-        lengths = [row_keys.shape[1] for row_keys, _ in held]
-        _prepare(cache, lengths, width)
-        assert cache.get_seq_length() == max(lengths)
-        assert cache.get_mask_sizes(width, 0) == (max(lengths) + width, 0)
-        keys, values = _states(len(held), width)
-        for layer in range(2):
-            all_keys, all_values = cache.update(keys, values, layer)
-            assert all_keys.shape[2] == max(lengths) + width
-            for row, length in enumerate(lengths):
-                expected = torch.cat([held[row][0], keys[row]], 1)
-                assert torch.equal(all_keys[row, :, : length + width], expected)
-                expected = torch.cat([held[row][1], values[row]], 1)
-                assert torch.equal(all_values[row, :, : length + width], expected)
-            assert not all_keys.isnan().any()
-        accepted = [list(range(data.draw(st.integers(1, width)))) for _ in held]
-        if data.draw(st.booleans()):
-            # Of a tree any new tokens may stay, in their order.
-            choices = st.sets(st.integers(0, width - 1), min_size=1).map(sorted)
-            accepted = [data.draw(choices) for _ in held]
-            kept = [[*path, *range(len(path), width)] for path in accepted]
-            cache.compact(range(len(held)), lengths, np.array(kept))
-        held = [
-            (
-                torch.cat([row_keys, keys[row][:, accepted[row]]], 1),
-                torch.cat([row_values, values[row][:, accepted[row]]], 1),
-            )
-            for row, (row_keys, row_values) in enumerate(held)
-        ]
-        if len(held) > 1 and data.draw(st.booleans()):
-            gone = data.draw(st.integers(0, len(held) - 1))
-            slots = list(range(len(held) - 1))
-            if gone < len(held) - 1:
-                slots[gone] = len(held) - 1
-            cache.keep(slots)
-            held = [held[slot] for slot in slots]
-
-
 def test_buffers_of_short_texts_do_not_grow_at_every_step() -> None:
     cache = RowCache(DynamicCache())
     cache.update(*_states(2, 10), 0)
@@ -103,11 +55,12 @@ def test_buffers_of_short_texts_do_not_grow_at_every_step() -> None:
     assert len(set(capacities)) <= 3
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), rows=st.integers(1, 4), prompt=st.integers(1, 40))
 @OFTEN
-def test_windows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, prompt: int) -> None:
-    """Rows may go back to their floors, and every query sees the last tokens up to its own."""
+def test_rows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, prompt: int) -> None:
+    """Rows may keep paths of trees or go back to their floors, and every query sees the last tokens
+    up to its own."""
     model = _gemma()
     window = model.config.sliding_window
     cache = RowCache(DynamicCache(config=model.config))
@@ -126,6 +79,7 @@ def test_windows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, p
             for floor, length in zip(floors, lengths, strict=True)
         ]
         _prepare(cache, lengths, width, floors=floors)
+        assert cache.get_seq_length() == max(lengths)
         depths = np.arange(width)[None]
         transfer = Transfer()
         made = masks.plan(transfer, range(len(held)), lengths, depths, frames=cache.frames)
@@ -161,6 +115,21 @@ def test_windows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, p
             data.draw(st.integers(max(floor, 1), length + width))
             for floor, length in zip(floors, lengths, strict=True)
         ]
+        if data.draw(st.booleans()):
+            # Of a tree any new tokens may stay, in their order.
+            choices = st.sets(st.integers(0, width - 1), min_size=1).map(sorted)
+            paths = [data.draw(choices) for _ in held]
+            moves = np.array([[*path, *range(len(path), width)] for path in paths])
+            cache.compact(range(len(held)), lengths, moves)
+            orders = [
+                [*range(length), *(length + move)]
+                for length, move in zip(lengths, moves, strict=True)
+            ]
+            held = [
+                (row_keys[:, order], row_values[:, order])
+                for order, (row_keys, row_values) in zip(orders, held, strict=True)
+            ]
+            kept = [length + len(path) for length, path in zip(lengths, paths, strict=True)]
         held = [
             (row_keys[:, :count], row_values[:, :count])
             for count, (row_keys, row_values) in zip(kept, held, strict=True)

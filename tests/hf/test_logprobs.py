@@ -1,7 +1,8 @@
-"""Log-probabilities of emitted tokens: those of a forward over the text, whatever was drafted."""
+"""Scores, logits and log-probabilities of emitted tokens: those of a forward over the text."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -37,11 +38,10 @@ class _Counting(LogitsProcessor):
 def _of_forward(
     model: Any, output: Any, mask: torch.Tensor, processors: LogitsProcessorList
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each row the log-probabilities of its new tokens: as sampled, and raw."""
+    """For each row the scores and the logits (tokens, vocabulary) that its tokens came from."""
     found = []
     for row, shown, own in zip(output.sequences, mask.bool(), output.logprobs, strict=True):
         padding, columns = int((~shown).sum()), len(shown)
-        tokens = row[columns : columns + len(own)]
         text = row[padding : columns + len(own)][None]
         with torch.no_grad():
             logits = model(text).logits[0, columns - padding - 1 : -1]
@@ -51,17 +51,32 @@ def _of_forward(
                 for step, each in enumerate(logits)
             ]
         )
-        found.append(
-            tuple(
-                each.log_softmax(-1).gather(1, tokens[:, None])[:, 0] for each in (scores, logits)
-            )
-        )
+        found.append((scores, logits))
     return found
 
 
-@pytest.mark.parametrize("kind", ["silent", "chains", "trees", "model"])
-@pytest.mark.parametrize("shaping", ["nothing", "positions", "path"])
-@pytest.mark.parametrize("sampled", [False, True])
+def _assert_kept(
+    kept: tuple[torch.Tensor, ...], counts: list[int], expected: list[torch.Tensor]
+) -> None:
+    """`expected`: of each row (tokens or more, vocabulary)."""
+    assert {each.dtype for each in kept} == {torch.float32}
+    for line, count, of_row in zip(torch.stack(kept, 1), counts, expected, strict=True):
+        torch.testing.assert_close(line[:count], of_row[:count], rtol=1e-4, atol=1e-4)
+        assert not line[count:].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shaping", "sampled"),
+    [
+        ("silent", "nothing", False),
+        ("silent", "path", True),
+        ("static", "positions", False),
+        ("static", "nothing", True),
+        *itertools.product(
+            ["chains", "trees", "model"], ["nothing", "positions", "path"], [False, True]
+        ),
+    ],
+)
 def test_they_are_those_of_a_forward(model: Any, kind: str, shaping: str, sampled: bool) -> None:
     """Ragged rows, one of which ends early."""
     inputs = repetitive_batch(ROWS)
@@ -74,6 +89,9 @@ def test_they_are_those_of_a_forward(model: Any, kind: str, shaping: str, sample
         "max_new_tokens": NEW,
         "logits_processor": processors,
         "logprobs": True,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
         "seed": 4,
         **(SAMPLE if sampled else {"do_sample": False}),
     }
@@ -82,11 +100,14 @@ def test_they_are_those_of_a_forward(model: Any, kind: str, shaping: str, sample
     drafters: dict[str, Any] = {
         "silent": Silent(),
         "chains": Generous(),
+        "static": Generous(),
         "trees": Generous(DraftConfig(tree_budget=16)),
         "model": AssistantModel(bent(model), schedule="constant"),
     }
     prediction = None if kind == "model" else [edited(row[30:]) for row in plain.sequences]
-    output = hf.generate(model, **inputs, **options, drafter=drafters[kind], prediction=prediction)
+    more = {"drafter": drafters[kind], "prediction": prediction}
+    cache = "static" if kind == "static" else None
+    output = hf.generate(model, **inputs, **options, **more, cache_implementation=cache)
     assert (output.stats.accepted > 0) == (kind != "silent")
     lengths = [len(each) for each in output.logprobs]
     assert lengths == [stats.emitted for stats in output.row_stats]
@@ -98,19 +119,31 @@ def test_they_are_those_of_a_forward(model: Any, kind: str, shaping: str, sample
         inputs["attention_mask"],
         LogitsProcessorList([*processors, *(WARPERS if sampled else ())]),
     )
-    for own, raw, (of_scores, of_logits) in zip(
-        output.logprobs, output.raw_logprobs, expected, strict=True
+    for of_rows, kept, name in zip(
+        zip(*expected, strict=True),
+        (output.scores, output.logits),
+        ("logprobs", "raw_logprobs"),
+        strict=True,
     ):
-        assert own.dtype == raw.dtype == torch.float32
-        torch.testing.assert_close(own, of_scores, rtol=0, atol=2e-5)
-        torch.testing.assert_close(raw, of_logits, rtol=0, atol=2e-5)
+        _assert_kept(kept, lengths, of_rows)
+        for row, of_row, own in zip(output.sequences, of_rows, getattr(output, name), strict=True):
+            assert own.dtype == torch.float32
+            chosen = of_row.log_softmax(-1).gather(1, row[30 : 30 + len(own), None])[:, 0]
+            torch.testing.assert_close(own, chosen, rtol=0, atol=2e-5)
+    if not sampled:
+        for name in ("drafter", "logprobs", "seed"):
+            options.pop(name, None)
+        plain = model.generate(**inputs, **options)
+        for name in ("scores", "logits"):
+            _assert_kept(output[name], lengths, list(torch.stack(plain[name], 1)))
 
 
 def test_they_change_no_token_and_are_left_out_unasked(model: Any) -> None:
     inputs = repetitive_batch(ROWS)
     options: dict[str, Any] = {"max_new_tokens": NEW, **SAMPLE, "seed": 1}
     plain = hf.generate(model, **inputs, **options)
-    assert plain.logprobs is None and plain.raw_logprobs is None
+    for name in ("logprobs", "raw_logprobs", "scores", "logits"):
+        assert getattr(plain, name) is None
     output = hf.generate(model, **inputs, **options, logprobs=True)
     assert torch.equal(output.sequences, plain.sequences)
 

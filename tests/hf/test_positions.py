@@ -11,16 +11,17 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
+    TemperatureLogitsWarper,
 )
-from transformers.generation import logits_process as stock
 
+from assistants import constant
 from fastdraft import hf
-from fastdraft.drafters import AssistantModel
 from hf_models import (
     EOS,
     VOCABULARY,
     Forester,
     Generous,
+    OfRows,
     assert_decodes,
     edited,
     repetitive_batch,
@@ -36,49 +37,15 @@ def model() -> Any:
     return tiny_model("llama").double()
 
 
-def _check(model: Any, rows: int, **options: Any) -> None:
-    """Asserts the tokens and probabilities of plain decoding, and that drafts were accepted."""
-    inputs = repetitive_batch(rows)
-    columns = inputs["input_ids"].shape[1]
-    options = {**OPTIONS, **options}
-    expected = model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
-    said = expected.sequences[:, columns:]
-    output = hf.generate(
-        model,
-        **inputs,
-        **options,
-        drafter=Generous(),
-        prediction=list(map(edited, said)),
-        logprobs=True,
-    )
-    assert torch.equal(output.sequences, expected.sequences)
-    assert output.stats.accepted > 0
-    scores = torch.stack(expected.scores, 1).double()
-    logprobs = scores.log_softmax(-1).gather(2, said[:, :, None])[:, :, 0].float()
-    torch.testing.assert_close(torch.stack(output.logprobs), logprobs, rtol=1e-4, atol=1e-5)
-
-
-class _OfRows(LogitsProcessor):
-    """Favours a token of each row's own, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
-        return scores
-
-
 def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
     return [token for token in range(VOCABULARY) if (token + row + len(text)) % 3]
 
 
 @pytest.mark.parametrize("drafts", ["predicted", "trees"])
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
     "options",
     [
         {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
         {"no_repeat_ngram_size": 3},
         {"min_new_tokens": 20},
         {"bad_words_ids": [[5], [7, 9], [11, 12, 13]]},
@@ -87,15 +54,15 @@ def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
         {"eos_token_id": [EOS, 17, 23, 60, 61, 62]},
         {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
         {"exponential_decay_length_penalty": (5, 1.2)},
-        {"logits_processor": LogitsProcessorList([_OfRows()])},
+        {"logits_processor": LogitsProcessorList([OfRows()])},
         {"prefix_allowed_tokens_fn": _two_thirds},
     ],
     ids=lambda options: "-".join(options),
 )
 def test_processors_see_the_tokens_that_lead_to_a_place(
-    llama: Any, rows: int, options: dict[str, Any], drafts: str
+    llama: Any, options: dict[str, Any], drafts: str
 ) -> None:
-    inputs = repetitive_batch(rows, seed=3)
+    inputs = repetitive_batch(3, seed=3)
     found = assert_decodes(
         llama, inputs, drafts, every=5, exact=True, **{"max_new_tokens": 48, **options}
     )
@@ -103,31 +70,13 @@ def test_processors_see_the_tokens_that_lead_to_a_place(
         assert found.drafter.moved > 0
 
 
-class _ReadsText(LogitsProcessor):
+class _ReadsText(TemperatureLogitsWarper):
     """What a stock processor does, and a penalty on the tokens that the text ends with."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = super().__call__(input_ids, scores)
         last = input_ids[:, -5:]
         return scores.scatter_add(1, last, torch.full(last.shape, -1.5, dtype=scores.dtype))
-
-
-def _subclass(parent: type[LogitsProcessor], *arguments: Any) -> LogitsProcessor:
-    return type(f"Own{parent.__name__}", (_ReadsText, parent), {})(*arguments)
-
-
-OWN = [
-    _subclass(stock.TemperatureLogitsWarper, 0.7),
-    _subclass(stock.SuppressTokensLogitsProcessor, [5, 6]),
-]
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("processor", OWN, ids=lambda each: type(each).__name__)
-def test_a_subclass_of_a_stock_processor_is_given_the_text(
-    model: Any, processor: LogitsProcessor, rows: int
-) -> None:
-    _check(model, rows, logits_processor=LogitsProcessorList([processor]))
 
 
 class _Returns(LogitsProcessor):
@@ -153,23 +102,33 @@ class _Returns(LogitsProcessor):
         raise AssertionError(self.form)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("form", ["float64", "float16", "strided"])
-def test_processors_return_scores_of_any_type_and_form(model: Any, form: str, rows: int) -> None:
-    _check(model, rows, logits_processor=LogitsProcessorList([_Returns(form)]))
+OWN = [_ReadsText(0.7), *map(_Returns, ("float64", "float16", "strided"))]
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("form", ["float64", "float16"])
-def test_draft_models_take_scores_of_any_type(model: Any, form: str, sampled: bool) -> None:
-    processors = LogitsProcessorList([_Returns(form)])
-    assistant = AssistantModel(model, schedule="constant", num_tokens=4, lookup=None)
-    inputs = repetitive_batch(2)
-    options = {**OPTIONS, "do_sample": sampled, "top_k": 0, "logits_processor": processors}
-    output = hf.generate(model, **inputs, **options, drafter=assistant, seed=3)
+@pytest.mark.parametrize("processor", OWN, ids=["subclass", "float64", "float16", "strided"])
+def test_processors_of_ones_own(model: Any, processor: LogitsProcessor) -> None:
+    """The tokens and scores are those of plain decoding, and drafts are accepted."""
+    inputs = repetitive_batch(3)
+    options = {
+        **OPTIONS,
+        "logits_processor": LogitsProcessorList([processor]),
+        "return_dict_in_generate": True,
+        "output_scores": True,
+    }
+    expected = model.generate(**inputs, **options)
+    prediction = [edited(row[30:]) for row in expected.sequences]
+    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=prediction)
+    assert torch.equal(output.sequences, expected.sequences)
     assert output.stats.accepted > 0
-    if not sampled:
-        assert torch.equal(output.sequences, model.generate(**inputs, **options))
+    for ours, theirs in zip(output.scores, expected.scores, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["float64", "float16"])
+def test_draft_models_take_scores_of_any_type(model: Any, form: str) -> None:
+    options = {**OPTIONS, "do_sample": True, "top_k": 0, "logits_processor": [_Returns(form)]}
+    output = hf.generate(model, **repetitive_batch(2), **options, drafter=constant(model), seed=3)
+    assert output.stats.accepted > 0
 
 
 class _Trie:
@@ -190,10 +149,9 @@ class _Trie:
         return self.followers[row, said]
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("drafts", ["chains", "trees", "models", "sampled models"])
-def test_a_trie_is_asked_about_its_own_text_alone(model: Any, drafts: str, rows: int) -> None:
-    inputs = repetitive_batch(rows)
+def test_a_trie_is_asked_about_its_own_text_alone(model: Any, drafts: str) -> None:
+    inputs = repetitive_batch(3)
     options = {**OPTIONS, "max_new_tokens": 12}
     said = model.generate(**inputs, **options)[:, 30:].tolist()
     trie = _Trie(30, said, 96)
@@ -209,7 +167,7 @@ def test_a_trie_is_asked_about_its_own_text_alone(model: Any, drafts: str, rows:
             "prediction": [edited(torch.tensor(row)) for row in said],
         },
         "trees": {"drafter": Forester(said)},
-    }.get(drafts, {"drafter": AssistantModel(model, schedule="constant", lookup=None), "seed": 1})
+    }.get(drafts, {"drafter": constant(model), "seed": 1})
     output = hf.generate(model, **inputs, **options, **more)
     assert output.stats.accepted > 0
     if expected is not None:
@@ -238,13 +196,10 @@ class _Recorder(LogitsProcessor, StoppingCriteria):
         return scores
 
 
-@pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("drafts", ["chains", "trees"])
-def test_what_is_not_known_is_called_as_in_plain_decoding(
-    model: Any, drafts: str, rows: int
-) -> None:
+def test_what_is_not_known_is_called_as_in_plain_decoding(model: Any, drafts: str) -> None:
     """With all rows' texts, once for each length, in order; so it may remember its calls."""
-    inputs = repetitive_batch(rows)
+    inputs = repetitive_batch(3)
     options = {**OPTIONS, "eos_token_id": 96, "pad_token_id": 0, "repetition_penalty": 1.05}
     plain, ours = _Recorder(), _Recorder()
 
@@ -268,10 +223,9 @@ def test_what_is_not_known_is_called_as_in_plain_decoding(
     assert output.stats.accepted > 0
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-def test_guidance_runs_its_own_model_along_the_path(model: Any, rows: int) -> None:
+def test_guidance_runs_its_own_model_along_the_path(model: Any) -> None:
     """Classifier-free guidance keeps the cache of another forward from call to call."""
-    assert_decodes(model, repetitive_batch(rows), exact=True, **OPTIONS, guidance_scale=1.5)
+    assert_decodes(model, repetitive_batch(2), exact=True, **OPTIONS, guidance_scale=1.5)
 
 
 def test_logits_are_compared_as_float32() -> None:
@@ -294,8 +248,7 @@ class _Every(StoppingCriteria):
         return ends if self.form == "bool" else torch.tensor(ends)
 
 
-@pytest.mark.parametrize("form", ["bool", "scalar"])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("form", "rows"), [("bool", 1), ("scalar", 3)])
 def test_criteria_may_answer_for_all_rows_at_once(model: Any, form: str, rows: int) -> None:
     options = {**OPTIONS, "stopping_criteria": StoppingCriteriaList([_Every(form)])}
     if rows > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import accelerate
@@ -29,19 +28,11 @@ from hf_models import (
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
 
-READERS: list[Callable[[Any], Any]] = [
-    lambda scores: scores[0],
-    lambda scores: torch.softmax(scores, -1),
-    lambda scores: scores.shape,
-]
+@pytest.mark.parametrize("read", ["__getitem__", "softmax", "shape"])
+def test_criteria_that_read_scores_are_told(model: Any, read: str) -> None:
+    def stop(_text: Any, scores: Any, **_: Any) -> Any:
+        return torch.softmax(scores, -1) if read == "softmax" else getattr(scores, read)(0)
 
-
-@pytest.mark.parametrize("read", READERS)
-def test_criteria_that_read_scores_are_told(read: Callable[[Any], Any]) -> None:
-    def stop(_text: Any, scores: Any, **_: Any) -> bool:
-        return bool(read(scores)[0])
-
-    model = tiny_model("llama")
     with pytest.raises(InvalidValueError, match="stopping criteria must not read scores"):
         hf.generate(model, **repetitive_batch(1), **OPTIONS, stopping_criteria=[stop])
 
@@ -55,9 +46,8 @@ def test_offloaded_embeddings() -> None:
     assert_decodes(model, repetitive_batch(2), plain=plain, exact=True, **OPTIONS)
 
 
-def test_seeds_of_numpy() -> None:
-    model, inputs = tiny_model("llama"), repetitive_batch(2)
-    options = {**OPTIONS, "do_sample": True}
+def test_seeds_of_numpy(model: Any) -> None:
+    inputs, options = repetitive_batch(2), {**OPTIONS, "do_sample": True}
     expected = hf.generate(model, **inputs, **options, seed=3).sequences
     for seed in (np.int64(3), np.array([3, 4]), [np.int32(3), 4]):
         output = hf.generate(model, **inputs, **options, seed=seed)

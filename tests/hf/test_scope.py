@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import hf
@@ -68,9 +69,11 @@ def test_nothing_is_left_wherever_an_interrupt_comes() -> None:
     inputs = repetitive_batch(3)
     engine = Generous()
 
-    def generate() -> None:
-        hf.generate(model, **inputs, max_new_tokens=6, do_sample=False, drafter=engine)
+    def generate() -> torch.Tensor:
+        options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+        return hf.generate(model, **inputs, **options, drafter=engine).sequences
 
+    expected = generate()
     whole = _Interrupting()
     whole(generate)
     points = range(1, whole.lines, max(whole.lines // POINTS, 1))
@@ -81,6 +84,7 @@ def test_nothing_is_left_wherever_an_interrupt_comes() -> None:
         assert model.config._attn_implementation == "sdpa", at
         assert not attention._using, at
     assert len(points) >= POINTS
+    assert torch.equal(generate(), expected)
 
 
 class _Failing(BaseStreamer):

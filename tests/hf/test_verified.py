@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -29,18 +30,8 @@ def test_nothing_else_decodes(sampled: bool, drafts: str, monkeypatch: pytest.Mo
         "models": AssistantModel(model, schedule="constant", lookup=None),
     }
     options = {**OPTIONS, "do_sample": sampled, "drafter": drafters[drafts]}
-    called = []
-
-    def refusing(name: str) -> Any:
-        def refuse(*_: Any, **__: Any) -> None:
-            called.append(name)
-            raise _UsedError
-
-        return refuse
-
-    names = ("verify_greedy", "verify_sampled", "verify_rejection")
-    for name in names:
-        monkeypatch.setattr(f"fastdraft.hf.verifier.{name}", refusing(name))
-    with pytest.raises(_UsedError):
+    for name in ("verify_greedy", "verify_sampled", "verify_rejection"):
+        refuse = mock.Mock(side_effect=_UsedError(name))
+        monkeypatch.setattr(f"fastdraft.hf.verifier.{name}", refuse)
+    with pytest.raises(_UsedError, match="verify_sampled" if sampled else "verify_greedy"):
         hf.generate(model, **inputs, **options)
-    assert called == ["verify_sampled" if sampled else "verify_greedy"]

@@ -35,15 +35,11 @@ class _Deaf(BaseStreamer):
 @pytest.mark.parametrize(
     ("rows", "options"),
     [
-        (1, {}),
         (3, {}),
         (1, {"streamer": _Deaf()}),
-        (1, {"do_sample": True, "seed": 3}),
         (3, {"do_sample": True, "seed": 3, "temperature": 0.8, "top_p": 0.9}),
-        (1, PROCESSED),
         (3, PROCESSED),
-        (3, {**PROCESSED, "do_sample": True, "seed": 3}),
-        (1, {"cache_implementation": "static"}),
+        (1, {**PROCESSED, "do_sample": True, "seed": 3}),
         (3, {"cache_implementation": "static"}),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "-".join(value) or "greedy",

@@ -16,6 +16,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests run in one process, and so do all that fork: importing vLLM takes long."""
+    for item in items:
+        forks = {"vllm_forks", "vllm_v2_forks", "results"} & {*item.fixturenames}
+        item.add_marker(pytest.mark.xdist_group("forks" if forks else item.path.name))
+
+
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny model with the demo model's tokenizer."""

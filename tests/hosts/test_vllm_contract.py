@@ -1,15 +1,17 @@
-"""What the adapter takes for granted of vLLM, held against vLLM's source without running it."""
+"""What the adapters take for granted of vLLM, held against vLLM's source without running it."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from doctor import doctor
-from vllm_source import body, drafts_ngrams_on_v2, module, parameters, says, sources
+from fastdraft.serving.vllm.speculator import _WARM_UP, FastdraftSpeculator
+from vllm_source import body, drafts_ngrams_on_v2, fields, module, parameters, says, sources
 
 NEWER = [source for source in sources() if drafts_ngrams_on_v2(source)]
 OLDER = [source for source in sources() if source not in NEWER]
@@ -25,7 +27,16 @@ def source(request: pytest.FixtureRequest) -> Path:
     return path
 
 
+@pytest.fixture(params=NEWER, ids=lambda path: path.parent.name)
+def newer(request: pytest.FixtureRequest) -> Path:
+    """A source whose Model Runner V2 fastdraft drafts for."""
+    path: Path = request.param
+    return path
+
+
 RUNNER = "v1/worker/gpu_model_runner.py"
+GPU = "v1/worker/gpu"
+V2_RUNNER = f"{GPU}/model_runner.py"
 
 
 def test_propose_is_called_with_rows_lengths_and_texts(source: Path) -> None:
@@ -106,28 +117,14 @@ def test_the_runner_knows_requests_and_hears_of_their_end(source: Path) -> None:
     assert says(output, "num_scheduled_tokens: dict[str, int]")
     assert says(output, "scheduled_spec_decode_tokens: dict[str, list[int]]")
     batch = module(source, "v1/worker/gpu_input_batch.py")
-    fields = {
-        statement.target.id
-        for statement in body(batch, "CachedRequestState").body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
-    assert {
-        "lora_request",
-        "prompt_is_token_ids",
-        "prompt_token_ids",
-        "sampling_params",
-    } <= fields
+    cached = {"lora_request", "prompt_is_token_ids", "prompt_token_ids", "sampling_params"}
+    assert cached <= fields(body(batch, "CachedRequestState"))
     assert "lora_name: str" in (source / "lora" / "request.py").read_text(encoding="utf-8")
     assert says(body(batch, "InputBatch"), "self.req_id_to_index")
     assert says(body(batch, "InputBatch"), "self.num_logprobs: dict[str, int] = {}")
     assert parameters(body(body(batch, "InputBatch"), "req_ids")) == ["self"]
     sampling = body(module(source, "sampling_params.py"), "SamplingParams")
-    known = {
-        statement.target.id
-        for statement in sampling.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
-    assert {"extra_args", "max_tokens"} <= known
+    assert {"extra_args", "max_tokens"} <= fields(sampling)
 
 
 def test_a_runner_near_its_longest_text_can_be_told_to_draft_on(source: Path) -> None:
@@ -176,9 +173,8 @@ def test_steps_do_not_overlap(source: Path) -> None:
     assert not any("custom_class" in condition for condition in allowed)
 
 
-@pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
-def test_v2_refuses_a_class_of_the_users(source: Path) -> None:
-    config = body(module(source, "config/vllm.py"), "VllmConfig")
+def test_v2_refuses_a_class_of_the_users(newer: Path) -> None:
+    config = body(module(newer, "config/vllm.py"), "VllmConfig")
     (unsupported,) = [
         node
         for node in ast.walk(config)
@@ -203,11 +199,7 @@ def test_where_v2_drafts_no_ngrams_vllm_takes_v1(source: Path) -> None:
 
 def test_the_config_has_what_is_read(source: Path) -> None:
     config = body(module(source, "config/vllm.py"), "VllmConfig")
-    names = {
-        statement.target.id
-        for statement in config.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
+    names = fields(config)
     assert names >= {
         "additional_config",
         "compilation_config",
@@ -255,9 +247,8 @@ def test_the_method_is_replaced_before_vllm_looks(source: Path) -> None:
     assert parameters(body(arguments, "from_cli_args")) == ["cls", "args"]
 
 
-@pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
-def test_which_runner_vllm_takes_depends_on_what_it_is_asked_with(source: Path) -> None:
-    config = body(module(source, "config/vllm.py"), "VllmConfig")
+def test_which_runner_vllm_takes_depends_on_what_it_is_asked_with(newer: Path) -> None:
+    config = body(module(newer, "config/vllm.py"), "VllmConfig")
     read = {
         node.attr
         for name in ("use_v2_model_runner", "_get_v2_model_runner_unsupported_features")
@@ -291,19 +282,18 @@ def test_the_salt_is_on_the_request(source: Path) -> None:
     assert "sampling_params=request.sampling_params" in ast.unparse(data)
 
 
-@pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
-def test_the_benchmark_finds_what_it_asks_vllms_own_for(source: Path) -> None:
+def test_the_benchmark_finds_what_it_asks_vllms_own_for(newer: Path) -> None:
     """bench/serving.py."""
-    serve = module(source, "benchmarks/serve.py")
+    serve = module(newer, "benchmarks/serve.py")
     assert parameters(body(serve, "add_cli_args")) == ["parser"]
-    text = ast.unparse(serve) + ast.unparse(module(source, "benchmarks/datasets/datasets.py"))
+    text = ast.unparse(serve) + ast.unparse(module(newer, "benchmarks/datasets/datasets.py"))
     assert "async def main_async(args: argparse.Namespace)" in text
     for option in ("--disable-shuffle", "--max-concurrency", "--output-len", "--save-detailed"):
         assert f"'{option}'" in text
     for figure in ("failed", "generated_texts", "output_throughput", "total_output_tokens"):
         assert f"'{figure}': " in text
     assert "result['spec_decode_acceptance_length']" in text
-    metrics = (source / "v1/metrics/loggers.py").read_text(encoding="utf-8")
+    metrics = (newer / "v1/metrics/loggers.py").read_text(encoding="utf-8")
     assert 'name="vllm:inter_token_latency_seconds"' in metrics
 
 
@@ -313,3 +303,198 @@ def test_doctor_finds_this_host() -> None:
     code, line = doctor("vLLM", VLLM_PLUGINS="other")
     assert code == 1
     assert line.endswith("since VLLM_PLUGINS=other does not name it")
+
+
+# --- Model Runner V2 ---
+
+
+def test_the_ngram_speculator_is_imported_when_it_is_made(newer: Path) -> None:
+    """So what stands in the module then is made, with these operands."""
+    make = body(module(newer, f"{GPU}/spec_decode/__init__.py"), "init_speculator")
+    branch = next(
+        node
+        for node in ast.walk(make)
+        if isinstance(node, ast.If) and "use_ngram()" in ast.unparse(node.test)
+    )
+    imported, made = branch.body
+    assert isinstance(imported, ast.ImportFrom)
+    assert imported.module == "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
+    assert ast.unparse(made) == "return NgramGPUSpeculator(vllm_config, device, req_states)"
+    assert says(
+        body(module(newer, V2_RUNNER), "GPUModelRunner"),
+        "self.speculator = init_speculator(self.vllm_config, self.device, self.req_states)",
+    )
+
+
+def test_vllm_has_no_registry_of_speculators(newer: Path) -> None:
+    """Where it gets one, the speculator is to be registered there, and the plugin to be simpler."""
+    for name in ("__init__.py", "speculator.py"):
+        text = (newer / GPU / "spec_decode" / name).read_text(encoding="utf-8").lower()
+        assert "register" not in text
+        assert "registry" not in text
+
+
+def test_propose_has_the_parameters_of_vllms(newer: Path) -> None:
+    base = body(module(newer, f"{GPU}/spec_decode/speculator.py"), "BaseSpeculator")
+    theirs = parameters(body(base, "propose"))
+    ours = list(inspect.signature(FastdraftSpeculator.propose).parameters)
+    assert ours == [*theirs, "head_ids", "_"]
+    abstract = {
+        node.name
+        for node in ast.walk(base)
+        if isinstance(node, ast.FunctionDef)
+        and any("abstractmethod" in ast.unparse(each) for each in node.decorator_list)
+    }
+    assert abstract == {"init_cudagraph_manager", "capture", "propose"}
+
+
+def test_propose_gets_rows_and_counts_behind_the_texts(newer: Path) -> None:
+    sample = body(body(module(newer, V2_RUNNER), "GPUModelRunner"), "sample_tokens")
+    text = ast.unparse(sample)
+    assert text.index("self.postprocess_sampled(") < text.index("self.speculator.propose(")
+    (call,) = [
+        node
+        for node in ast.walk(sample)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.speculator.propose"
+    ]
+    given = [ast.unparse(each) for each in call.args]
+    assert given[:1] == ["input_batch"]
+    assert given[5:8] == [
+        "num_sampled",
+        "num_rejected",
+        "self.req_states.last_sampled_tokens",
+    ]
+    # A row of it is copied at once, so that the memory may be written at the next step.
+    assert says(sample, "self.req_states.draft_tokens[input_batch.idx_mapping] = draft_tokens")
+    update = ast.unparse(
+        body(body(module(newer, V2_RUNNER), "GPUModelRunner"), "postprocess_sampled")
+    )
+    assert "self.req_states.all_token_ids.gpu" in update
+    assert "self.req_states.total_len.gpu" in update
+    batch = body(module(newer, f"{GPU}/input_batch.py"), "InputBatch")
+    names = fields(batch)
+    assert {"num_reqs", "idx_mapping", "idx_mapping_np", "num_draft_tokens_per_req"} <= names
+
+
+def test_heads_draft_before_lookups_join_them(newer: Path) -> None:
+    """The speculator is called through its instance, and says whether its drafts are drawn."""
+    base = body(module(newer, f"{GPU}/spec_decode/speculator.py"), "DraftModelSpeculator")
+    assert says(body(base, "__init__"), "self.draft_logits: torch.Tensor | None = None")
+    drawn = "if self.speculative_config.draft_sample_method == 'probabilistic':"
+    assert drawn in ast.unparse(body(base, "__init__"))
+    assert "self.draft_sample_method" not in ast.unparse(base)
+    made = ast.unparse(body(body(module(newer, V2_RUNNER), "GPUModelRunner"), "__init__"))
+    assert made.index("self.req_states = RequestState(") < made.index("init_speculator(")
+
+
+def test_texts_stay_where_they_are(newer: Path) -> None:
+    states = body(module(newer, f"{GPU}/states.py"), "RequestState")
+    made = ast.unparse(body(states, "__init__"))
+    for name, size in (
+        ("all_token_ids", "(self.max_num_reqs, self.max_model_len)"),
+        ("total_len", "self.max_num_reqs"),
+    ):
+        assert f"self.{name} = StagedWriteTensor({size}, dtype=torch.int32, device=device" in made
+    assert "self.max_num_reqs = self.scheduler_config.max_num_seqs" in ast.unparse(
+        body(body(module(newer, V2_RUNNER), "GPUModelRunner"), "__init__")
+    )
+    # On the device, not in the host's memory.
+    assert "self.speculative_config.use_ngram()" in ast.unparse(
+        body(body(module(newer, V2_RUNNER), "GPUModelRunner"), "__init__")
+    )
+    assert parameters(body(states, "add_request"))[:4] == [
+        "self",
+        "req_id",
+        "prompt_len",
+        "all_token_ids",
+    ]
+
+
+def test_requests_are_added_and_finished_by_these(newer: Path) -> None:
+    made = body(module(newer, V2_RUNNER), "GPUModelRunner")
+    execute = ast.unparse(body(made, "execute_model"))
+    assert execute.index("self.finish_requests(scheduler_output)") < execute.index(
+        "self.add_requests(scheduler_output)"
+    )
+    add = body(made, "add_requests")
+    assert "in scheduler_output.scheduled_new_reqs" in ast.unparse(add)
+    assert says(add, "req_index = self.req_states.req_id_to_index[req_id]")
+    finish = ast.unparse(body(made, "finish_requests"))
+    assert "scheduler_output.finished_req_ids" in finish
+    assert "scheduler_output.preempted_req_ids" in finish
+    data = body(module(newer, "v1/core/sched/output.py"), "NewRequestData")
+    names = fields(data)
+    assert {
+        "lora_request",
+        "prefill_token_ids",
+        "prompt_is_token_ids",
+        "prompt_token_ids",
+        "req_id",
+        "sampling_params",
+    } <= names
+    # Requests that were preempted come as new ones.
+    scheduler = (newer / "v1/core/sched/scheduler.py").read_text(encoding="utf-8")
+    assert "scheduled_new_reqs.extend(scheduled_resumed_reqs)" in scheduler
+
+
+def test_requests_that_warm_up_have_these_names(newer: Path) -> None:
+    text = (newer / GPU / "warmup.py").read_text(encoding="utf-8")
+    assert 'f"_warmup_{i}_"' in text
+    assert 'req_id_prefix: str = "_v2_mixed_warmup"' in text
+    assert _WARM_UP == ("_warmup_", "_v2_mixed_warmup_")
+
+
+def test_convolutions_on_a_cpu_keep_rejected_tokens(newer: Path) -> None:
+    """Why hybrid models are refused. Where vLLM has mended it, they are to be tried again."""
+    kernels = module(newer, "model_executor/layers/mamba/ops/cpu/causal_conv1d.py")
+    update = body(kernels, "causal_conv1d_update_cpu")
+    assert "num_accepted_tokens" not in ast.unparse(update)
+    mixer = ast.unparse(module(newer, "model_executor/layers/mamba/mamba_mixer2.py"))
+    assert "num_accepted_tokens=num_accepted_tokens" in mixer
+
+
+def test_ranks_can_share_drafts(newer: Path) -> None:
+    groups = module(newer, "distributed/parallel_state.py")
+    broadcast = body(body(groups, "GroupCoordinator"), "broadcast")
+    assert parameters(broadcast) == ["self", "input_", "src"]
+
+
+def test_asynchronous_scheduling_takes_the_method(newer: Path) -> None:
+    speculative = module(newer, "config/speculative.py")
+    assert says(speculative, "NgramGPUTypes = Literal['ngram_gpu']")
+    config = ast.unparse(body(module(newer, "config/vllm.py"), "VllmConfig"))
+    assert ".method not in get_args(NgramGPUTypes)" in config
+
+
+def test_chances_are_taken_by_adaptive_verification(newer: Path) -> None:
+    made = body(module(newer, V2_RUNNER), "GPUModelRunner")
+    start = ast.unparse(body(made, "initialize_kv_cache"))
+    assert "getattr(self.speculator, 'enable_adaptive_verification', False)" in start
+    sample = ast.unparse(body(made, "sample_tokens"))
+    assert (
+        "self.adaptive_verification.record_confidences("
+        "self.speculator.draft_token_confidence_probs, input_batch)" in sample
+    )
+    adaptive = module(newer, f"{GPU}/spec_decode/adaptive_verification.py")
+    manager = ast.unparse(adaptive)
+    # Of each token where those before it are right: the product is what it survives with.
+    assert "np.cumprod(stale_confidences" in manager
+    assert "confidence_probs[:num_reqs]" in manager
+    config = ast.unparse(body(module(newer, "config/vllm.py"), "VllmConfig"))
+    assert "Adaptive verification is not currently compatible with LoRA" in config
+
+
+def test_lengths_of_drafts_are_named_before_graphs_are_chosen(newer: Path) -> None:
+    """In the one place where vLLM knows its runner, and has not looked at the lengths yet."""
+    config = body(module(newer, "config/vllm.py"), "VllmConfig")
+    text = ast.unparse(body(config, "__post_init__"))
+    given = text.index("self._maybe_disable_dynamic_sd_for_data_parallel()")
+    assert given < text.index("self._maybe_override_dynamic_sd_cudagraph_mode()")
+    assert given < text.index("self._set_cudagraph_sizes()")
+    assert "uses_dynamic_speculative_decoding" not in text
+    assert parameters(body(config, "_maybe_disable_dynamic_sd_for_data_parallel")) == ["self"]
+    scheduler = body(module(newer, "v1/core/sched/scheduler.py"), "Scheduler")
+    assert "self.dynamic_sd_lookup[len(num_scheduled_tokens)]" in ast.unparse(scheduler)
+    # Graphs of each length that is named, none at all included.
+    graphs = (newer / GPU / "cudagraph_utils.py").read_text(encoding="utf-8")
+    assert "for num_spec in dense_schedule[1:]" in graphs

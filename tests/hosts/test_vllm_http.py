@@ -20,7 +20,11 @@ import httpx
 import openai
 import pytest
 
+from fastdraft.replay.importers import Importer
+from fastdraft.replay.records import parse_lines
+from fastdraft.replay.tokenizer import TextTokenizer
 from forks import Forks
+from vllm_forks import v2_variables
 from vllm_server import KEY, MODEL, Server, serving
 
 # What is drafted comes from the prediction and the request itself, not from those before it.
@@ -43,7 +47,7 @@ def server(
 ) -> Iterator[Server]:
     # A fixed cost, since a model of this size on a CPU hardly gains: measured, it drafts little.
     folder, settings = tmp_path_factory.mktemp("drafting"), {"token_cost": 0.01}
-    with serving(vllm_forks, words, folder, settings) as server:
+    with serving(vllm_forks, words, folder, settings, log_texts=True) as server:
         yield server
 
 
@@ -51,11 +55,14 @@ def messages(topic: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"Write a few sentences about {topic}."}]
 
 
-def ask(server: Server, topic: str = TOPICS[0], **options):
+def say(server: Server, topic: str = TOPICS[0], **options):
     options = {"max_tokens": 48, "temperature": 0.0, "extra_body": APART, **options}
-    return server.client.chat.completions.create(
-        model=MODEL, messages=messages(topic), logprobs=True, top_logprobs=2, **options
-    )
+    return server.client.chat.completions.create(model=MODEL, messages=messages(topic), **options)
+
+
+def ask(server: Server, topic: str = TOPICS[0], **options):
+    """The same, with what tells near ties."""
+    return say(server, topic, logprobs=True, top_logprobs=2, **options)
 
 
 def predicting(text: str) -> dict[str, object]:
@@ -115,9 +122,57 @@ def test_prediction_is_accepted_and_reported(server: Server, plain) -> None:
     assert after["fastdraft_faults_total"] == 0
 
 
+def what_drafts(server: Server) -> list[str]:
+    """What the server's log says of it."""
+    return re.findall("fastdraft [0-9.]+ drafts: (.*)", server.log.read_text())
+
+
 def test_one_line_says_what_drafts(server: Server) -> None:
-    said = re.findall("fastdraft [0-9.]+ (drafts: .*)", server.log.read_text())
-    assert said == ["drafts: Model Runner V1, drafts of up to 8 tokens, memory: 1024 MiB"]
+    said = "Model Runner V1, drafts of up to 8 tokens, memory: 1024 MiB"
+    assert what_drafts(server) == [said]
+
+
+def test_predictions_with_the_other_model_runner(
+    words: Path, vllm_v2_forks: Forks, tmp_path: Path
+) -> None:
+    """Its engine has a process that starts anew, as vLLM's do."""
+    settings = {"num_speculative_tokens": 6}
+    with serving(
+        vllm_v2_forks, words, tmp_path, settings, spawn=True, variables=v2_variables()
+    ) as server:
+        text = say(server, max_tokens=32).choices[0].message.content
+        # The drafter's thread shares the processor with the interpreted kernels, and may come too
+        # late for most steps of an answer.
+        accepted: list[int] = []
+        while len(accepted) < 20 and sum(accepted) < 16:
+            again = say(server, max_tokens=32, prediction=predicting(text))
+            assert again.choices[0].message.content == text
+            accepted.append(details(again.usage)[0])
+        assert sum(accepted) >= 16, accepted
+        metrics = server.metrics()
+        said = "Model Runner V2, asynchronous scheduling off, drafts of up to 6 tokens, memory: "
+        assert what_drafts(server) == [said + "1024 MiB"]
+    assert metrics["fastdraft_accepted_prediction_tokens_total"] >= 16
+    assert metrics["fastdraft_faults_total"] == 0
+    assert metrics["vllm:spec_decode_num_accepted_tokens_total"] >= 16
+
+
+def test_the_log_is_one_that_replay_reads(server: Server, words: Path) -> None:
+    before = len([*parse_lines(server.log)])
+    whole = say(server, extra_body={**APART, "return_token_ids": True})
+    answer = whole.choices[0]
+    deltas = [each.choices[0].delta.content or "" for each in say(server, stream=True)]
+    assert "".join(deltas) == answer.message.content
+    tokenizer = TextTokenizer(words)
+    read = Importer(tokenizer)
+    lines = [*parse_lines(server.log)][before:]
+    found, streamed = (record for line in lines for record in read(line))
+    assert found["prompt_ids"] == whole.prompt_token_ids
+    assert found["output_ids"] == answer.token_ids
+    # Of a streamed answer the server logs all the text, and not all the ids.
+    assert tokenizer.encode([streamed["prompt"]]) == [whole.prompt_token_ids]
+    assert streamed["output"] == answer.message.content
+    assert read.unanswered == 0
 
 
 WRONG = {

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from adversarial import Random, assert_same, hits, odd_rows, offsets_of, tree_parents
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fastdraft.kernels import greedy, rejection, sampled, trees
 from fastdraft.kernels.chunks import rows_of
@@ -52,6 +53,10 @@ class Case(NamedTuple):
             options["draft_logits"] = self.more[1] if draft_logits is None else draft_logits
             del options["parents"], options["likeliest"]
         return ENTRIES[self.operation](*operands, **options)
+
+    def operands(self):
+        """All tensors that a call reads, in one order."""
+        return [each for each in tree_leaves((self.batch, self.more)) if isinstance(each, Tensor)]
 
     def alone(self, request):
         """The case of one of its requests."""

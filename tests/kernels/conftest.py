@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 
 import pytest
 import torch
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from adversarial import INTERPRETED
 
 if not INTERPRETED and not torch.cuda.is_available():
     raise pytest.UsageError(

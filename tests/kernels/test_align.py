@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from adversarial import check_replays
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 
 from fastdraft.kernels import config
 from fastdraft.kernels.align import launch, plain
@@ -260,9 +262,8 @@ def test_beside_a_head(data, batch, lookahead, bins):
     check(given_operands, lookahead, head=head, rows=clear)
 
 
-@pytest.mark.usefixtures("any_order")
-def test_a_large_batch_in_any_order():
-    generator = np.random.default_rng(0)
+def large_batch(seed):
+    generator = np.random.default_rng(seed)
     held = []
     for number in range(20):
         text = generator.integers(0, 4, LONGEST - number % 5).tolist()
@@ -271,8 +272,20 @@ def test_a_large_batch_in_any_order():
         falling = sorted(generator.random(33).tolist(), reverse=True)
         base = len(text) - number % 4
         held.append(Place(text, number, 8, base, 33, ids, parents, falling, number))
-    rows = generator.permutation(20).tolist()
-    check(operands(held, rows, [1] * 20), 8)
+    return operands(held, generator.permutation(20).tolist(), [1] * 20)
+
+
+@pytest.mark.usefixtures("any_order")
+def test_a_large_batch_in_any_order():
+    check(large_batch(0), 8)
+
+
+def test_replays_read_operands_where_they_lie():
+    batch, *others = (large_batch(seed) for seed in (1, 1, 2))
+    drafts = Aligned(*map(torch.clone, run(launch, batch, 8)))
+    alignment = Alignment(*batch, Scan(torch.tensor(CHANCES), **SCAN), VOCABULARY, None)
+    others = [tree_leaves(other) for other in others]
+    check_replays(lambda: launch(alignment, drafts), tree_leaves(batch), others)
 
 
 def test_a_window_of_several_blocks(monkeypatch):

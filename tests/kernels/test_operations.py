@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +11,12 @@ import triton
 import triton.language as tl
 from adversarial import (
     DTYPES,
+    INTERPRETED,
     LENGTHS,
     Random,
     allowed_bits,
     assert_same,
+    check_replays,
     in_layout,
     workspace_of,
 )
@@ -145,9 +147,7 @@ def log_2q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
     return log_q(place, draft, at, token, scratch, BLOCK) + 0.6931472
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="a compiled kernel keeps its functions"
-)
+@pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel keeps its functions")
 def test_what_is_left_of_distributions_that_are_the_same(monkeypatch):
     case = rejection_case([1] * 12, 1200, torch.float32, seed=9, odd=False, likeness=1.0)
     case = case._replace(more=(case.more[0], case.batch.logits[::2]))
@@ -257,6 +257,22 @@ def test_a_workspace_is_used_and_left_as_it_was(operation):
     second = second.check(max_draft=6, workspace=workspace, likeliest=likeliest)
     assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
     assert_zero(workspace)
+
+
+# In the interpreter, where calls take the place of replays, one operation shows that it works.
+@pytest.mark.parametrize(("operation", "shape"), SHAPES[:1] if INTERPRETED else SHAPES)
+def test_replays_read_operands_where_they_lie(operation, shape):
+    lengths, vocabulary = ([2, 1], 40) if INTERPRETED else ([10] * 8, 128_256)
+    case, *others = (
+        case_of(operation, lengths, vocabulary, torch.bfloat16, seed=seed, **shape)
+        for seed in (1, 1, 2)
+    )
+    size = {"max_rows": len(case.batch.logits), "max_requests": len(lengths), "max_draft": 10}
+    allowed = allowed_bits(size["max_rows"], vocabulary, seed=1)
+    workspace = workspace_of(vocabulary=vocabulary, **size)
+    options = {"allowed": allowed, "logprobs": True, "raw_logprobs": True, "workspace": workspace}
+    call = partial(case.run, **options)
+    check_replays(call, case.operands(), [each.operands() for each in others])
 
 
 def assert_zero(workspace):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from adversarial import INTERPRETED
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastdraft.hf.verifier
@@ -43,9 +43,7 @@ def drafts(*rows, tree=False):
     )
 
 
-@pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="launches are counted in the interpreter"
-)
+@pytest.mark.skipif(not INTERPRETED, reason="launches are counted in the interpreter")
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize(
     ("warping", "sampled", "launches"),

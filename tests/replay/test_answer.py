@@ -69,6 +69,7 @@ def test_the_mean_of_families_has_an_interval_of_its_own() -> None:
     slow, fast = 40 / (20 + 0.1 * 50), 40 / (10 + 0.1 * 50)
     assert (low, high) == pytest.approx((slow**0.5, fast**0.5))
     assert low < RESULTS[0].geometric_mean < high
+    assert (RESULTS[1].worst, RESULTS[1].tokens_per_step) == (20 / 30, {"code": 2.0, "story": 1.0})
     equal = result("default", 0.1, code=[(10, 40, 50)] * 9, story=[(20, 20, 0)] * 3)
     assert equal.interval == pytest.approx((equal.geometric_mean, equal.geometric_mean))
 

@@ -42,132 +42,81 @@ def logged(request: Any, response: Any) -> dict[str, Any]:
     return {"request": request, "response": response}
 
 
+def text(content: str, kind: str = "text") -> dict[str, Any]:
+    return {"type": kind, "text": content}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """An event of Anthropic's streams."""
+    return {"type": "content_block_delta", "index": 0, **fields}
+
+
 LOG = "openai"
+ASKED = {"messages": [USER]}
 FIRST_PART = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look"}}]}
+CALL_ITEM = {"type": "function_call", "call_id": "c1", **ARGUMENTS}
+CALL_BLOCK = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}
+TOLD_BLOCK = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
+ITEMS = {
+    "instructions": "Be kind.",
+    "input": [
+        {"role": "user", "content": [text("hi", "input_text")]},
+        {"type": "reasoning", "summary": []},
+        CALL_ITEM,
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+    ],
+    "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
+}
+ITEM = {"type": "message", "role": "assistant", "content": [text("hello", "output_text")]}
+BLOCKS = {
+    "system": [text("Be kind.")],
+    "messages": [
+        USER,
+        {"role": "assistant", "content": [CALL_BLOCK]},
+        {"role": "user", "content": [TOLD_BLOCK]},
+    ],
+    "tools": [{"name": "look", "input_schema": SCHEMA}],
+}
+CHAT_EVENTS = events(delta(role="assistant"), delta(content="hel"), delta(content="lo"))
+CALL_EVENTS = events(
+    delta(**FIRST_PART),
+    delta(tool_calls=[{"index": 0, "function": {"arguments": '{"at":'}}]),
+    delta(tool_calls=[{"index": 0, "function": {"arguments": " 1}"}}]),
+    {"choices": [], "usage": {}},
+)
+TEXT_EVENTS = events({"choices": [{"text": "hel"}]}, {"choices": [{"text": "lo"}]})
+ITEM_EVENTS = events(
+    {"type": "response.created", "response": {}},
+    {"type": "response.completed", "response": {"output": [CALL_ITEM]}},
+)
+BLOCK_EVENTS = events(
+    {"type": "message_start", "message": {"type": "message", "id": "r"}},
+    {"index": 0, "content_block": text("")},
+    changed(delta={"text": "hel"}),
+    changed(delta={"text": "lo"}),
+    {"index": 1, "content_block": {**CALL_BLOCK, "input": {}}},
+    changed(index=1, delta={"partial_json": '{"at":'}),
+    changed(index=1, delta={"partial_json": " 1}"}),
+    {"type": "message_stop"},
+)
+ALL = [SYSTEM, USER, CALLED, TOLD]
 CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
-    (LOG, logged(json.dumps({"messages": [USER]}), RESPONSE), [([USER], SAID)]),
-    (
-        LOG,
-        logged(
-            {"messages": [USER], "stream": True},
-            events(delta(role="assistant"), delta(content="hel"), delta(content="lo")),
-        ),
-        [([USER], SAID)],
-    ),
-    (
-        LOG,
-        logged(
-            {"messages": [USER]},
-            events(
-                delta(**FIRST_PART),
-                delta(tool_calls=[{"index": 0, "function": {"arguments": '{"at":'}}]),
-                delta(tool_calls=[{"index": 0, "function": {"arguments": " 1}"}}]),
-                {"choices": [], "usage": {}},
-            ),
-        ),
-        [([USER], CALLED)],
-    ),
-    (
-        LOG,
-        logged(
-            {"prompt": "hi"},
-            events({"choices": [{"text": "hel"}]}, {"choices": [{"text": "lo"}]}),
-        ),
-        [("hi", "hello")],
-    ),
-    (
-        LOG,
-        logged(
-            {
-                "instructions": "Be kind.",
-                "input": [
-                    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-                    {"type": "reasoning", "summary": []},
-                    {"type": "function_call", "call_id": "c1", **ARGUMENTS},
-                    {"type": "function_call_output", "call_id": "c1", "output": "5"},
-                ],
-                "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
-            },
-            {
-                "output": [
-                    {
-                        "type": "message",
-                        "role": "assistant",
-                        "content": [{"type": "output_text", "text": "hello"}],
-                    }
-                ]
-            },
-        ),
-        [([SYSTEM, USER, CALLED, TOLD], SAID)],
-    ),
-    (
-        LOG,
-        logged(
-            {"input": "hi"},
-            events(
-                {"type": "response.created", "response": {}},
-                {
-                    "type": "response.completed",
-                    "response": {
-                        "output": [{"type": "function_call", "call_id": "c1", **ARGUMENTS}]
-                    },
-                },
-            ),
-        ),
-        [([USER], CALLED)],
-    ),
-    (
-        LOG,
-        logged(
-            {
-                "system": [{"type": "text", "text": "Be kind."}],
-                "messages": [
-                    USER,
-                    {
-                        "role": "assistant",
-                        "content": [
-                            {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}
-                        ],
-                    },
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "5"}],
-                    },
-                ],
-                "tools": [{"name": "look", "input_schema": SCHEMA}],
-            },
-            {"type": "message", "content": [{"type": "text", "text": "hello"}]},
-        ),
-        [([SYSTEM, USER, CALLED, TOLD], SAID)],
-    ),
-    (
-        LOG,
-        logged(
-            {"messages": [USER], "stream": True},
-            events(
-                {"type": "message_start", "message": {"type": "message", "id": "r"}},
-                {"index": 0, "content_block": {"type": "text", "text": ""}},
-                {"type": "content_block_delta", "index": 0, "delta": {"text": "hel"}},
-                {"type": "content_block_delta", "index": 0, "delta": {"text": "lo"}},
-                {
-                    "index": 1,
-                    "content_block": {"type": "tool_use", "id": "c1", "name": "look", "input": {}},
-                },
-                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": '{"at":'}},
-                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": " 1}"}},
-                {"type": "message_stop"},
-            ),
-        ),
-        [([USER], {**SAID, "tool_calls": [CALL]})],
-    ),
+    (LOG, logged(json.dumps(ASKED), RESPONSE), [([USER], SAID)]),
+    (LOG, logged({**ASKED, "stream": True}, CHAT_EVENTS), [([USER], SAID)]),
+    (LOG, logged(ASKED, CALL_EVENTS), [([USER], CALLED)]),
+    (LOG, logged({"prompt": "hi"}, TEXT_EVENTS), [("hi", "hello")]),
+    (LOG, logged(ITEMS, {"output": [ITEM]}), [(ALL, SAID)]),
+    (LOG, logged({"input": "hi"}, ITEM_EVENTS), [([USER], CALLED)]),
+    (LOG, logged(BLOCKS, {"type": "message", "content": [text("hello")]}), [(ALL, SAID)]),
+    (LOG, logged(ASKED, BLOCK_EVENTS), [([USER], {**SAID, "tool_calls": [CALL]})]),
     (
         "helicone",
-        {"request_body": {"messages": [USER]}, "response_body": json.dumps(RESPONSE)},
+        {"request_body": ASKED, "response_body": json.dumps(RESPONSE)},
         [([USER], SAID)],
     ),
     (
         "litellm",
-        {"messages": [USER], "response": RESPONSE, "model_parameters": {"tools": [TOOL]}},
+        {**ASKED, "response": RESPONSE, "model_parameters": {"tools": [TOOL]}},
         [([USER], SAID)],
     ),
     (
@@ -181,16 +130,8 @@ CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
         [([USER], SAID)],
     ),
     ("pairs", {"prompt": "hi", "completion": "hello"}, [("hi", "hello")]),
-    (
-        "pairs",
-        {"instruction": "Say", "input": "hi", "output": "hello"},
-        [("Say\n\nhi", "hello")],
-    ),
-    (
-        "langsmith",
-        {"inputs": {"messages": [USER]}, "outputs": {"choices": [{"message": SAID}]}},
-        [([USER], SAID)],
-    ),
+    ("pairs", {"instruction": "Say", "input": "hi", "output": "hello"}, [("Say\n\nhi", "hello")]),
+    ("langsmith", {"inputs": ASKED, "outputs": {"choices": [{"message": SAID}]}}, [([USER], SAID)]),
     ("langfuse", {"input": [USER], "output": SAID}, [([USER], SAID)]),
     ("langfuse", {"input": "hi", "output": "hello"}, [([USER], SAID)]),
 ]
@@ -312,10 +253,10 @@ class Rendered(TextTokenizer):
         return messages, answer
 
 
-def imported(*lines: Any) -> tuple[list[tuple[Any, Any]], Rendered]:
+def imported(*lines: Any, form: str | None = None) -> tuple[list[tuple[Any, Any]], Rendered]:
     """Prompts and outputs, before messages are text and after; and what tools they had."""
     tokenizer = Rendered()
-    importer = Importer(tokenizer)
+    importer = Importer(tokenizer, form=form)
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastdraft.replay.importers.check_record", lambda *_: None)
@@ -331,7 +272,7 @@ def imported(*lines: Any) -> tuple[list[tuple[Any, Any]], Rendered]:
 
 @pytest.mark.parametrize(("form", "line", "expected"), CASES)
 def test_each_form_is_known_and_read(form: str, line: Any, expected: list[Any]) -> None:
-    assert next(name for name, (applies, _) in FORMS.items() if applies(line)) == form
+    assert next(name for name in FORMS if FORMS[name].applies(line)) == form
     found, tokenizer = imported(line)
     assert found == expected
     has_tools = "tools" in json.dumps(line) or "definitions" in json.dumps(line)
@@ -359,7 +300,13 @@ def test_sglangs_log_is_read() -> None:
 
 
 def test_every_form_has_a_case() -> None:
-    assert {form for form, _, _ in CASES} | {"openai-batch"} == FORMS.keys()
+    assert {form for form, _, _ in CASES} | {"openai-batch", "records"} == FORMS.keys()
+
+
+def test_a_form_that_is_named_is_not_guessed() -> None:
+    line = {"prompt": "hi", "output": "hello", "messages": [USER, SAID]}
+    assert imported(line)[0] == imported(line, form="records")[0] == [("hi", "hello")]
+    assert imported(line, form="fine-tuning")[0] == [([USER], SAID)]
 
 
 def test_answers_of_one_conversation_are_a_session() -> None:

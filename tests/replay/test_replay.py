@@ -28,11 +28,8 @@ from fastdraft.replay import (
     EnginePeer,
     RecordError,
     RecordWriter,
-    read_families,
     read_family,
-    replay,
     replay_family,
-    settings_of,
     trace_request,
 )
 from fastdraft.replay.importers import Importer
@@ -107,15 +104,7 @@ def test_counts_are_those_of_greedy_verification_by_hand(tmp_path: Path) -> None
     # After the prefill's 2: draft 3 4 5, emitted 3 4 9; nothing known of 9: emitted 1;
     # draft 2 3 4, of which the rest of the output takes two, and no token is left to emit.
     assert trace.stats == DraftStats(3, 6, 2, 6, 4)
-    assert trace.origins == [
-        "target",
-        "context",
-        "context",
-        "target",
-        "target",
-        "context",
-        "context",
-    ]
+    assert trace.origins == ["target", *["context"] * 2, *["target"] * 2, *["context"] * 2]
     assert trace.output_ids == record["output_ids"]
     assert [step.token_ids for step in trace.steps] == [[3, 4, 5], [], [2, 3, 4]]
     assert [step.accepted for step in trace.steps] == [[0, 1], [], [0, 1]]
@@ -234,20 +223,6 @@ def test_the_json_has_what_was_promised(tmp_path: Path) -> None:
         assert name in result.stdout
 
 
-def test_a_replay_in_python_gives_what_the_command_writes(tmp_path: Path) -> None:
-    data = write(tmp_path / "copy.jsonl", copies(1))
-    families = read_families([data], no_text)
-    first, second = replay(settings_of(token_costs=[0.0, 0.3], lookahead=8), families)
-    run = results_of(tmp_path, data, "--token-cost", "0", "--lookahead", "8")
-    counts = run["families"]["copy"]
-    stats = first.families["copy"].stats
-    assert [counts[name] for name in ("steps", "emitted", "drafted", "accepted")] == [
-        *(stats.steps, stats.emitted, stats.drafted, stats.accepted)
-    ]
-    assert first.tokens_per_step == {"copy": stats.mean_accepted_tokens}
-    assert second.worst == second.families["copy"].speed(0.3)
-
-
 def test_results_are_written_a_row_a_line_with_four_digits() -> None:
     row = {"name": "a" * 30, "values": [0.000123456, 1234.56, 98765, -2.0, math.inf, None, True]}
     results = {"machine": "m", "rows": [row] * 5, "nothing": [], "longer": {"x": [row] * 3}}
@@ -305,8 +280,10 @@ def test_a_family_remembers_its_earlier_requests_and_no_other_family(tmp_path: P
     assert families["b"]["steps"] == 199
     # The first request has nothing to copy, the second all of its answer.
     assert families["a"]["steps"] < 199 + 40
-    forgetful = results_of(tmp_path, data, "--no-memory")["families"]
-    assert forgetful["a"]["steps"] == 2 * 199
+    for options in (["--no-memory"], ["--at-once", "2"]):  # together, neither finds the other
+        run = results_of(tmp_path, data, *options)
+        assert run["families"]["a"]["steps"] == 2 * 199
+    assert run["at_once"] == 2
 
 
 def test_requests_at_once_enter_the_memory_when_they_end(tmp_path: Path) -> None:
@@ -340,23 +317,18 @@ def test_a_sessions_next_request_waits_for_its_last_one(tmp_path: Path) -> None:
         {"prompt_ids": [7], "output_ids": said, "session": "a"},
         {"prompt_ids": [8], "output_ids": [9], "session": "a", "prompt_mode": "append"},
         {"prompt_ids": [7], "output_ids": [*range(200, 260)], "session": "b"},
+        # Asked as the first one, but after the second one.
+        {"prompt_ids": [7], "output_ids": [*range(300, 310)], "session": "a"},
     ]
     records = read_family(write(tmp_path / "turns.jsonl", turns), no_text)
     ended: list[int] = []
     peer = EnginePeer(Engine(DraftConfig(token_cost=0), datastores=[Datastore()]))
     result = replay_family(peer, records, at_once=3, on_request=ended.append)
-    assert ended == [60, 60, 1]
-    assert (result.requests, result.stats.accepted) == (3, 0)
-
-
-def test_at_once_is_an_option(tmp_path: Path) -> None:
-    record = {"prompt_ids": [7], "output_ids": list(range(100, 160))}
-    data = write(tmp_path / "same.jsonl", [record, record])
-    alone = results_of(tmp_path, data)
-    together = results_of(tmp_path, data, "--at-once", "2")
-    assert (alone["at_once"], together["at_once"]) == (1, 2)
-    # Together, neither finds the other in the memory.
-    assert alone["families"]["same"]["steps"] < together["families"]["same"]["steps"] == 2 * 59
+    assert ended == [60, 60, 1, 10]
+    assert (result.requests, result.stats.accepted) == (4, 0)
+    assert result.num_bytes is not None and 0 < peer.num_bytes() <= result.num_bytes
+    # Steps, emitted and drafted tokens of sessions: with at_once, of all of their requests.
+    assert result.sessions.tolist() == [[68, 68, 0], [59, 59, 0]]
 
 
 def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
@@ -433,9 +405,6 @@ def test_show_colours_the_text_by_its_origin(tmp_path: Path, tokenizer: Path) ->
     assert "⟦context⟧ " in legend
     assert counts.startswith("18 tokens, ")
     assert "steps after the prefill" in counts
-    missing = fastdraft(*options[:-1], "other")
-    assert missing.exit_code == 2
-    assert "no request has the id 'other'" in missing.stderr
 
 
 def test_show_prints_ids_where_there_is_no_text(tmp_path: Path) -> None:
@@ -485,6 +454,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
     ("arguments", "exit_code", "message"),
     [
         ([], 2, "give either LOGS or --sample"),
+        (["--sample", "."], 2, "give either LOGS or --sample"),
+        (["--sample", "--tokenizer", "."], 2, "it takes no --tokenizer"),
+        (["--sample", "--svg", "x.svg"], 2, "--svg draws one request: it needs --show"),
+        (["--sample", "--show", "--svg", "no/x.svg"], 2, "no is not a directory"),
+        (["--sample", "--show", "edit-9"], 2, "no request has the id 'edit-9'"),
+        (["--sample", "--html", "no/out.html"], 2, "no is not a directory"),
+        (["--sample", "--html", "{empty}"], 2, "is a directory"),
         (["gone"], 2, "'gone' does not exist"),
         (["{empty}"], 1, "must hold *.jsonl files, and holds none"),
         (["{void}"], 1, "void.jsonl holds no records"),
@@ -493,6 +469,9 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         (["{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
         (["{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
         (["{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
+        (["{data}", "--format", "odd"], 2, "'odd' is not one of"),
+        (["{data}", "--plot", "speeds.odd"], 1, "its name must end in one of"),
+        (["{data}", "--plot", "speeds"], 1, "its name must end in one of"),
         (["{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
         (["{text}", "--tokenizer", "{data}"], 1, "cannot load"),
     ],
@@ -511,6 +490,20 @@ def test_bad_arguments_are_named(
     result = fastdraft(*(each.format(**places) for each in arguments))
     assert result.exit_code == exit_code
     assert message in result.stderr
+    assert result.stdout == ""  # refused before the work
+
+
+def test_a_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
+    data, image = write(tmp_path / "f.jsonl", copies(10, requests=2)), tmp_path / "plot.svg"
+    options = (data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
+    assert fastdraft(*options).exit_code == 0
+    drawn = image.read_text()
+    for text in ("fastdraft", "plain", "token cost 0", "token cost 0.1"):
+        assert f">{text}</text>" in drawn
+    assert ">default<" not in drawn
+    image.unlink()
+    assert fastdraft(*options).exit_code == 0
+    assert image.read_text() == drawn
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -588,13 +581,25 @@ def imported(
     ]
 
 
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def said(content: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def answered(request: Any, **choice: Any) -> dict[str, Any]:
+    """A line with a request, and an answer of one choice."""
+    return {"request": request, "response": {"choices": [choice]}}
+
+
 def test_chats_are_read_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
     def chat(content: Any, **more: Any) -> dict[str, Any]:
-        return {"user": "u1", "messages": [{"role": "user", "content": content}], **more}
+        return {"user": "u1", "messages": [user(content)], **more}
 
     def answer(*contents: str) -> dict[str, Any]:
-        choices = [{"message": {"role": "assistant", "content": each}} for each in contents]
-        return {"id": "c", "model": "m", "choices": choices}
+        return {"id": "c", "model": "m", "choices": [{"message": said(each)} for each in contents]}
 
     prediction = {"type": "content", "content": [{"type": "text", "text": "old"}]}
     log = [
@@ -622,15 +627,12 @@ def test_chats_are_read_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
 
 
 def test_completions_and_token_ids_are_read_from_a_log(tmp_path: Path) -> None:
-    choice = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "b"}
+    chat = {"prompt_token_ids": [5], "choices": [{"token_ids": [6]}]}
     log = [
-        {"request": {"prompt": "a"}, "response": {"choices": [{"text": "b"}]}},
-        {"request": {"prompt": "a", "echo": True}, "response": {"choices": [{"text": "ab"}]}},
-        {"request": {"prompt": [1, 2]}, "response": {"choices": [choice]}},
-        {
-            "request": {"messages": [{"role": "user", "content": "a"}]},
-            "response": {"prompt_token_ids": [5], "choices": [{"token_ids": [6]}]},
-        },
+        answered({"prompt": "a"}, text="b"),
+        answered({"prompt": "a", "echo": True}, text="ab"),
+        answered({"prompt": [1, 2]}, prompt_token_ids=[1, 2], token_ids=[3, 4], text="b"),
+        {"request": {"messages": [user("a")]}, "response": chat},
     ]
     assert imported(tmp_path, log) == [
         {"prompt": "a", "output": "b"},
@@ -648,50 +650,27 @@ def test_completions_and_token_ids_are_read_from_a_log(tmp_path: Path) -> None:
         ({"request": {}, "response": [1]}, "response must be an object, got [1]"),
         ({"prompt": "x", "output": 5}, "output must be a string, got 5"),
         ({"request": {}, "response": {}}, "response.choices must be a list of objects, got None"),
+        (answered({}), "request.messages or request.prompt"),
+        (answered({"messages": []}, text="x"), "choices[].message must be an object, got None"),
+        (answered({"prompt": "x"}), "choices[].text must be a string, got None"),
         (
-            {"request": {}, "response": {"choices": [{}]}},
-            "request.messages or request.prompt",
-        ),
-        (
-            {"request": {"messages": []}, "response": {"choices": [{"text": "x"}]}},
-            "choices[].message must be an object, got None",
-        ),
-        (
-            {"request": {"prompt": "x"}, "response": {"choices": [{}]}},
-            "choices[].text must be a string, got None",
-        ),
-        (
-            {"request": {"prompt": [1]}, "response": {"choices": [{"text": "x"}]}},
+            answered({"prompt": [1]}, text="x"),
             "request.prompt must be a string where the response has no token ids",
         ),
         (
-            {
-                "request": {"prompt": [1]},
-                "response": {"choices": [{"prompt_token_ids": [1], "token_ids": [-1]}]},
-            },
+            answered({"prompt": [1]}, prompt_token_ids=[1], token_ids=[-1]),
             "output_ids must be a list of integers from 0 to 2^31 - 1, got [-1]",
         ),
         (
-            {
-                "request": {"messages": [{"role": "user", "content": [5]}]},
-                "response": {"choices": [{"message": {"role": "assistant", "content": "x"}}]},
-            },
+            answered({"messages": [user([5])]}, message=said("x")),
             "a message's content must be a string or a list of text parts, got [5]",
         ),
         (
-            {
-                "request": {"messages": [{"role": "user", "content": "x"}]},
-                "response": {
-                    "choices": [{"message": {"role": "assistant", "tool_calls": [{"id": "t"}]}}]
-                },
-            },
+            answered({"messages": [user("x")]}, message={**said(""), "tool_calls": [{"id": "t"}]}),
             "the chat template writes no tool calls",
         ),
         (
-            {
-                "request": {"prompt": "x", "prediction": {"content": 5}},
-                "response": {"choices": [{"text": "y"}]},
-            },
+            answered({"prompt": "x", "prediction": {"content": 5}}, text="y"),
             "prediction.content must be a string or a list of text parts, got 5",
         ),
     ],
@@ -699,7 +678,7 @@ def test_completions_and_token_ids_are_read_from_a_log(tmp_path: Path) -> None:
 def test_a_line_of_no_form_is_left_out_and_told(
     tmp_path: Path, tokenizer: Path, line: dict[str, Any], message: str
 ) -> None:
-    good = {"request": {"prompt": "x"}, "response": {"choices": [{"text": "yz"}]}}
+    good = answered({"prompt": "x"}, text="yz")
     late = {"request": {"prompt": "x"}, "response": None}
     log = write(tmp_path / "log.jsonl", [good, line, good, {"what": "ever"}, late])
     options = (log, "--tokenizer", tokenizer)
@@ -720,14 +699,7 @@ def test_agents_sessions_are_put_together_by_their_messages(
     tmp_path: Path, tokenizer: Path
 ) -> None:
     def turn(messages: list[Any], answer: Any) -> dict[str, Any]:
-        request = {"messages": messages}
-        return {"request": request, "response": {"choices": [{"message": answer}]}}
-
-    def user(text: str) -> dict[str, Any]:
-        return {"role": "user", "content": text}
-
-    def said(text: str) -> dict[str, Any]:
-        return {"role": "assistant", "content": text}
+        return answered({"messages": messages}, message=answer)
 
     begun, parts = [user("a"), said("b"), user("c")], [{"type": "text", "text": "b"}]
     log = [
@@ -746,14 +718,8 @@ def test_agents_sessions_are_put_together_by_their_messages(
 def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None:
     """The log is 16 MB long. Its tokens take 4 bytes each, its texts are not kept."""
     log = tmp_path / "log.jsonl"
-    message = {"role": "assistant", "content": "word " * 2_000}
-    line = {
-        "request": {"messages": [{"role": "user", "content": "word " * 2_000}]},
-        "response": {"choices": [{"message": message}]},
-    }
-    with log.open("w", encoding="utf-8") as file:
-        for _ in range(800):
-            file.write(json.dumps(line) + "\n")
+    text = "word " * 2_000
+    write(log, [answered({"messages": [user(text)]}, message=said(text))] * 800)
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
@@ -781,8 +747,7 @@ def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None
 def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    message = {"role": "user", "content": "x"}
-    line = {"request": {"messages": [message]}, "response": {"choices": [{"message": message}]}}
+    line = answered({"messages": [user("x")]}, message=user("x"))
     log = write(tmp_path / "log.jsonl", [line])
     code = (
         "import importlib.util, sys\n"

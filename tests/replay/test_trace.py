@@ -10,7 +10,6 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
@@ -161,22 +160,6 @@ def test_the_sample_is_replayed_like_any_records() -> None:
     assert result.exit_code == 0, result.output
     assert "«prediction»" in result.stdout
     assert '"""Inventory of items."""' in re.sub("[⟦⟧«»]", "", result.stdout)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--sample", "."], "give either LOGS or --sample"),
-        (["--sample", "--tokenizer", "."], "it takes no --tokenizer"),
-        (["--sample", "--svg", "x.svg"], "--svg draws one request: it needs --show"),
-        (["--sample", "--show", "--svg", "no/x.svg"], "no is not a directory"),
-        (["--sample", "--show", "edit-9"], "no request has the id 'edit-9'"),
-    ],
-)
-def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
-    result = fastdraft(*arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
 
 
 def texts(svg: str) -> list[str]:

@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdraft import Source
-from fastdraft.serving.metrics import FIELDS, SOURCES, Labels, Metric, Registry, exposition
+from fastdraft.serving.metrics import FIELDS, Labels, Metric, Registry, exposition
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana.json"
 PANELS = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
@@ -103,10 +102,6 @@ def test_every_total_has_a_place() -> None:
         for sample in family.samples
     ]
     assert sorted(found) == sorted(values.values())
-
-
-def test_sources_are_those_of_drafts() -> None:
-    assert (*(source.name.lower() for source in Source), "unknown") == SOURCES
 
 
 def test_a_registry_shows_the_same_as_the_text() -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from fastdraft.serving import ledger as ledgers
+from fastdraft.serving.http import templates
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import COMPLETIONS, VLLM
-from fastdraft.serving.http.templates import RequestTemplates
 from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.request_options import MOST_IDS
 from fastdraft.serving.vllm.middleware import PredictionMiddleware
+from inference_server import CHAT, InferenceServer, chat, content
 
-CHAT = "/v1/chat/completions"
 JSON_TYPE = (b"content-type", b"application/json")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
 
@@ -37,108 +37,6 @@ class Answer:
 
     def json(self):
         return json.loads(self.body)
-
-
-class Server:
-    """Tokenises by character and answers every completion alike; notes what it was asked.
-
-    Its chat template writes `most_calls` calls in an answer and fails for more; with 0 it writes
-    none.
-    """
-
-    def __init__(
-        self, ledger: Ledger | None = None, counts: tuple[int, int] = (4, 2), most_calls: int = 9
-    ) -> None:
-        self.ledger = ledger
-        self.most_calls = most_calls
-        self.counts = counts
-        self.keys: tuple[bytes, ...] = (b"good",)
-        self.asked: list[tuple[str, bytes]] = []
-        self.headers: list[list[tuple[bytes, bytes]]] = []
-        self.tokenize_status = 200
-        self.events: list[bytes] = []
-        self.disconnected = False
-        self.metrics = b"vllm:num_requests_running 0.0\n"
-        self.usage = dict(USAGE)
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] != "http":
-            await send({"type": f"{scope['type']}.seen"})
-            return
-        key = dict(scope["headers"]).get(b"authorization", b"Bearer good").removeprefix(b"Bearer ")
-        if key not in self.keys:
-            await answer(send, {"error": "Unauthorized"}, status=401)
-            return
-        self.headers.append(scope["headers"])
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path == "/metrics":
-            await answer(send, self.metrics, kind=b"text/plain; version=0.0.4")
-            return
-        body = b""
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                self.disconnected = True
-                raise ConnectionError("the client went away")
-            body += message["body"]
-            more = message["more_body"]
-        self.asked.append((path, body))
-        if path == "/tokenize":
-            asked = json.loads(body)
-            text = self.chat(asked) if "messages" in asked else asked["prompt"]
-            status = 400 if text is None else self.tokenize_status
-            await answer(send, {"tokens": list(map(ord, text or ""))}, status=status)
-            return
-        if path == "/detokenize":
-            text = "".join(map(chr, json.loads(body)["tokens"]))
-            await answer(send, {"prompt": text})
-            return
-        try:
-            request = json.loads(body)
-            ticket = request.get("vllm_xargs", {}).get("prediction_ticket")
-        except (AttributeError, ValueError):
-            await answer(send, {"error": "not what was expected"}, status=400)
-            return
-        for _ in range(request.get("n", 1)):
-            row = None if self.ledger is None else self.ledger.open(ticket)
-            if row is not None:
-                self.ledger.record(row, *self.counts)
-                self.ledger.close(row)
-        if self.events:
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": 200,
-                    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
-                }
-            )
-            for event in self.events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-            return
-        await answer(send, {"choices": ["naïve"], "usage": self.usage})
-
-    def chat(self, asked) -> str | None:
-        text = ""
-        for message in asked["messages"]:
-            text += f"<{message['role']}>{message['content']}"
-            calls = message.get("tool_calls", [])
-            if 0 < self.most_calls < len(calls):
-                return None
-            for call in calls[: self.most_calls]:
-                text += f"{call['function']['name']}({call['function']['arguments']});"
-        return text + ("<assistant>" if asked.get("add_generation_prompt", True) else "")
-
-    def bodies(self, path: str) -> list[dict]:
-        return [json.loads(body) for asked, body in self.asked if asked == path]
-
-
-async def answer(send, content, *, status=200, kind=b"application/json") -> None:
-    body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def ask(
@@ -181,12 +79,7 @@ def ask(
 
 
 def request(prediction=None, **fields) -> dict:
-    body = {"model": "m", "messages": [{"role": "user", "content": "Rewrite: ab"}], **fields}
-    return body if prediction is None else {**body, "prediction": prediction}
-
-
-def content(text) -> dict:
-    return {"type": "content", "content": text}
+    return chat(**fields) if prediction is None else chat(**fields, prediction=prediction)
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 @pytest.mark.parametrize("path", COMPLETIONS)
 def test_prediction_becomes_token_ids(text, path: str) -> None:
-    server = Server()
+    server = InferenceServer()
     body = request(content(text), temperature=0.5, vllm_xargs={"mine": 1})
     assert ask(PredictionMiddleware(server), body, path=path, pieces=3).status == 200
     assert server.bodies("/tokenize") == [
@@ -219,7 +112,7 @@ def test_prediction_becomes_token_ids(text, path: str) -> None:
 
 
 def test_token_ids_of_the_caller_are_kept() -> None:
-    server = Server()
+    server = InferenceServer()
     ask(
         PredictionMiddleware(server),
         request(content("abc"), vllm_xargs={"prediction_token_ids": [7, 8]}),
@@ -238,7 +131,7 @@ def tool(name: str, *properties: str) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": schema}}
 
 
-def template_of(server: Server, **fields) -> str | None:
+def template_of(server: InferenceServer, **fields) -> str | None:
     """The text of the templates that the server got with a request."""
     server.asked.clear()
     assert ask(PredictionMiddleware(server), request(**fields)).status == 200
@@ -271,11 +164,11 @@ GO = 'go({"there": "there", "by": "by"});'
     ],
 )
 def test_a_chosen_tool_of_each_interface(fields) -> None:
-    assert template_of(Server(), **fields) == GO
+    assert template_of(InferenceServer(), **fields) == GO
     for choice in ("auto", "required", {"type": "auto"}):
-        assert template_of(Server(), **{**fields, "tool_choice": choice}) == LOOK + GO
+        assert template_of(InferenceServer(), **{**fields, "tool_choice": choice}) == LOOK + GO
     for choice in ("none", {"type": "none"}):
-        assert template_of(Server(), **{**fields, "tool_choice": choice}) is None
+        assert template_of(InferenceServer(), **{**fields, "tool_choice": choice}) is None
 
 
 def test_a_schema_of_each_interface() -> None:
@@ -287,12 +180,12 @@ def test_a_schema_of_each_interface() -> None:
         {"text": {"format": form}},
         {"output_config": {"format": form}},
     ):
-        assert template_of(Server(), **fields) == '{"age": 1}'
+        assert template_of(InferenceServer(), **fields) == '{"age": 1}'
 
 
 def test_templates_are_made_anew_for_each_caller() -> None:
     """How fast an answer comes would tell what others have sent."""
-    server = Server()
+    server = InferenceServer()
     app = Front(server, VLLM)
     server.keys = (b"a", b"b")
 
@@ -310,27 +203,25 @@ def test_templates_are_made_anew_for_each_caller() -> None:
     assert asked(b"a") == asked(b"b") == asked(b"b", cache_salt="s") == 0
 
 
-def test_templates_that_are_kept_have_an_end() -> None:
-    templates = RequestTemplates()
-    app = Front(Server(), VLLM)
-    app._templates = templates
+def test_templates_that_are_kept_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_MOST_KEPT", 1 << 14)
+    app = Front(InferenceServer(), VLLM)
     for number in range(18):
-        schema = {"properties": {f"{number}{each}" * 20: {} for each in range(2000)}}
+        schema = {"properties": {f"{number}{each}" * 20: {} for each in range(30)}}
         form = {"type": "json_schema", "json_schema": {"schema": schema}}
         assert ask(app, request(response_format=form)).status == 200
-        kept = sum(map(len, templates._known.values()))
-        assert 0 < kept <= 1 << 20
-    assert len(templates._known) < 18
+        assert 0 < sum(map(len, app._templates._known.values())) <= 1 << 14
+    assert len(app._templates._known) < 18
 
 
 @pytest.mark.parametrize("most_calls", [9, 1])
 def test_tools_become_templates_by_the_chat_template(most_calls: int) -> None:
-    text = template_of(Server(most_calls=most_calls), tools=TOOLS)
+    text = template_of(InferenceServer(most_calls=most_calls), tools=TOOLS)
     assert text == LOOK + GO
 
 
 def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_do() -> None:
-    text = template_of(Server(most_calls=0), tools=TOOLS[:1])
+    text = template_of(InferenceServer(most_calls=0), tools=TOOLS[:1])
     assert text == '<tool_call>\n{"name": "look", "arguments": {"place": "place"}}\n</tool_call>\n'
 
 
@@ -347,7 +238,7 @@ def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_
     ],
 )
 def test_requests_without_templates_pass_as_they_are(fields) -> None:
-    server = Server()
+    server = InferenceServer()
     body = request(**fields)
     ask(PredictionMiddleware(server), body)
     assert [path for path, _ in server.asked] == [CHAT]
@@ -355,13 +246,13 @@ def test_requests_without_templates_pass_as_they_are(fields) -> None:
 
 
 def test_a_server_that_cannot_tokenize_gets_its_tools_without_templates() -> None:
-    server = Server()
+    server = InferenceServer()
     server.tokenize_status = 500
     assert template_of(server, tools=TOOLS) is None
 
 
 def test_ticket_of_the_caller_is_not_taken() -> None:
-    server = Server()
+    server = InferenceServer()
     arguments = {"prediction_token_ids": [7], "prediction_ticket": "0123456789abcdef"}
     ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
     (sent,) = server.bodies(CHAT)
@@ -383,9 +274,9 @@ def test_ticket_of_the_caller_is_not_taken() -> None:
     ],
 )
 def test_bodies_without_a_prediction_stay_as_they_are(body) -> None:
-    server = Server()
+    server = InferenceServer()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    expected = ask(Server(), raw)
+    expected = ask(InferenceServer(), raw)
     got = ask(PredictionMiddleware(server), raw, pieces=2)
     assert (got.status, got.headers, got.body) == (
         expected.status,
@@ -396,7 +287,7 @@ def test_bodies_without_a_prediction_stay_as_they_are(body) -> None:
 
 
 def test_other_paths_methods_and_encodings_pass() -> None:
-    server = Server()
+    server = InferenceServer()
     app = PredictionMiddleware(server)
     raw = json.dumps(request(content("abc"))).encode()
     ask(app, raw, path="/v1/embeddings")
@@ -416,21 +307,26 @@ def test_other_protocols_pass(kind: str) -> None:
     async def receive():
         raise AssertionError("nobody asked")
 
-    asyncio.run(PredictionMiddleware(Server())({"type": kind}, receive, send))
+    async def app(scope, _receive, send) -> None:
+        await send({"type": f"{scope['type']}.seen"})
+
+    asyncio.run(PredictionMiddleware(app)({"type": kind}, receive, send))
     assert seen == [f"{kind}.seen"]
 
 
 def test_root_path_and_authorization_go_along() -> None:
-    server = Server()
+    server = InferenceServer()
     body = request(content("abc"))
     headers = (JSON_TYPE, (b"authorization", b"Bearer good"))
     assert ask(PredictionMiddleware(server), body, root_path="/api", headers=headers).status == 200
     assert [path for path, _ in server.asked] == ["/tokenize", CHAT]
-    assert all(dict(sent)[b"authorization"] == b"Bearer good" for sent in server.headers)
+    for scope in server.scopes:
+        assert dict(scope["headers"])[b"authorization"] == b"Bearer good"
 
 
 def test_nothing_is_read_before_the_application_asks() -> None:
-    server = Server()
+    server = InferenceServer()
+    server.keys = (b"good",)
     headers = (JSON_TYPE, (b"authorization", b"Bearer bad"))
     got = ask(PredictionMiddleware(server), request(content("abc")), headers=headers)
     assert (got.status, server.asked) == (401, [])
@@ -454,13 +350,13 @@ def test_nothing_is_read_before_the_application_asks() -> None:
     ],
 )
 def test_wrong_predictions_are_refused(prediction, message: str) -> None:
-    server = Server()
+    server = InferenceServer()
     got = ask(PredictionMiddleware(server), request(prediction))
     assert got.status == 400
     error = got.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "prediction", 400)
     assert re.search(message, error["message"])
-    assert server.disconnected and server.asked == []
+    assert server.disconnected.is_set() and server.asked == []
 
 
 @pytest.mark.parametrize(
@@ -471,18 +367,18 @@ def test_wrong_predictions_are_refused(prediction, message: str) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message: str) -> None:
-    server = Server()
+    server = InferenceServer()
     got = ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
     assert got.status == 400
     error = got.json()["error"]
     assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "vllm_xargs", 400)
     assert error["message"].startswith(message)
-    assert server.disconnected and server.asked == []
+    assert server.disconnected.is_set() and server.asked == []
 
 
 @pytest.mark.parametrize("name", ["fastdraft_remember", "prediction_token_ids", "fastdraft_"])
 def test_arguments_in_the_wrong_place_are_refused(name: str) -> None:
-    server = Server()
+    server = InferenceServer()
     got = ask(PredictionMiddleware(server), request(**{name: False}))
     assert got.status == 400
     error = got.json()["error"]
@@ -491,7 +387,7 @@ def test_arguments_in_the_wrong_place_are_refused(name: str) -> None:
 
 
 def test_predictions_have_an_end() -> None:
-    server = Server()
+    server = InferenceServer()
     app = PredictionMiddleware(server)
     assert ask(app, request(content("a" * MOST_IDS))).status == 200
     got = ask(app, request(content("a" * (MOST_IDS + 1))))
@@ -514,7 +410,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
     ],
 )
 def test_deep_bodies_are_no_error_of_the_server(body: bytes) -> None:
-    got = ask(PredictionMiddleware(Server()), body)
+    got = ask(PredictionMiddleware(InferenceServer()), body)
     assert got.status in (200, 400)
     if DEEP in body:
         assert got.json()["error"]["message"] == "the body is nested too deeply"
@@ -522,7 +418,7 @@ def test_deep_bodies_are_no_error_of_the_server(body: bytes) -> None:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
-    server = Server()
+    server = InferenceServer()
     app = PredictionMiddleware(server)
     taken = 0
 
@@ -549,7 +445,9 @@ def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
 # A namespace for each key
 
 
-def by_key(server: Server, body, *, path: str = CHAT, key: bytes | None = b"good", **options):
+def by_key(
+    server: InferenceServer, body, *, path: str = CHAT, key: bytes | None = b"good", **options
+):
     name = options.pop("name", b"authorization")
     value = key if name == b"x-api-key" or key is None else b"Bearer " + key
     headers = [JSON_TYPE, *options.pop("headers", ())] + ([(name, value)] if key else [])
@@ -562,7 +460,7 @@ def by_key(server: Server, body, *, path: str = CHAT, key: bytes | None = b"good
     "arguments", [{}, {"fastdraft_namespace": "theirs"}, {"fastdraft_namespace": "a", "mine": 1}]
 )
 def test_each_key_has_a_namespace(path: str, arguments) -> None:
-    server = Server()
+    server = InferenceServer()
     for name in (b"authorization", b"x-api-key"):
         assert by_key(server, request(vllm_xargs=arguments), path=path, name=name).status == 200
     expected = {key: value for key, value in arguments.items() if key == "mine"}
@@ -571,7 +469,7 @@ def test_each_key_has_a_namespace(path: str, arguments) -> None:
 
 
 def test_no_key_has_no_memory() -> None:
-    server = Server()
+    server = InferenceServer()
     arguments = {"fastdraft_namespace": "theirs", "fastdraft_remember": True}
     assert by_key(server, request(vllm_xargs=arguments), key=None).status == 200
     [sent] = server.bodies(CHAT)
@@ -579,7 +477,7 @@ def test_no_key_has_no_memory() -> None:
 
 
 def test_what_a_client_says_against_memory_stands() -> None:
-    server = Server()
+    server = InferenceServer()
     by_key(server, request(vllm_xargs={"fastdraft_remember": False}))
     [sent] = server.bodies(CHAT)
     assert sent["vllm_xargs"]["fastdraft_remember"] is False
@@ -598,7 +496,7 @@ def test_what_a_client_says_against_memory_stands() -> None:
     ],
 )
 def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, status: int) -> None:
-    server = Server()
+    server = InferenceServer()
     assert by_key(server, body, path=path, headers=headers).status == status
     assert len(server.asked) == (status == 200)
 
@@ -607,7 +505,7 @@ def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, sta
 def test_request_goes_on_where_tokenizing_fails(
     reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server()
+    server = InferenceServer()
     server.tokenize_status = 404
 
     async def no_tokens(scope, receive, send) -> None:
@@ -624,7 +522,7 @@ def test_request_goes_on_where_tokenizing_fails(
 
 
 def test_disconnect_in_mid_body_reaches_the_application() -> None:
-    server = Server()
+    server = InferenceServer()
     messages = [{"type": "http.request", "body": b"{", "more_body": True}]
 
     async def receive():
@@ -636,40 +534,46 @@ def test_disconnect_in_mid_body_reaches_the_application() -> None:
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [JSON_TYPE]}
     with pytest.raises(ConnectionError):
         asyncio.run(PredictionMiddleware(server)(scope, receive, send))
-    assert server.disconnected
+    assert server.disconnected.is_set()
 
 
 # --- the answer ----------------------------------------------------------------------------------
 
 
 def test_counts_of_all_choices_are_added(folder: Path) -> None:
-    server = Server(Ledger(folder), counts=(1, 2))
+    server = InferenceServer(Ledger(folder), counts=(1, 2))
     got = ask(PredictionMiddleware(server), request(content("abc"), n=3))
     details = got.json()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6}
 
 
 def test_no_more_is_accepted_than_was_said(folder: Path) -> None:
-    server = Server(Ledger(folder), counts=(9, 0))
+    server = InferenceServer(Ledger(folder), counts=(9, 0))
     got = ask(PredictionMiddleware(server), request(content("abc")))
     details = got.json()["usage"]["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == USAGE["completion_tokens"]
 
 
 def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+    assert (
+        ask(PredictionMiddleware(InferenceServer()), request(content("abc"))).json()["usage"]
+        == USAGE
+    )
     monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
-    assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+    assert (
+        ask(PredictionMiddleware(InferenceServer()), request(content("abc"))).json()["usage"]
+        == USAGE
+    )
 
 
 def test_counts_that_cannot_arrive_are_warned_of_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where an engine runs on another machine: its ledger is in a folder there."""
-    app = PredictionMiddleware(Server(Ledger(folder)))
+    app = PredictionMiddleware(InferenceServer(Ledger(folder)))
     ask(app, request(content("abc")))
     assert not caplog.records
-    app = PredictionMiddleware(Server())
+    app = PredictionMiddleware(InferenceServer())
     for _ in range(3):
         assert ask(app, request(content("abc"))).json()["usage"] == USAGE
     [record] = caplog.records
@@ -678,7 +582,7 @@ def test_counts_that_cannot_arrive_are_warned_of_once(
 
 
 def test_usage_before_the_first_token_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    server = Server()
+    server = InferenceServer()
     server.events = [event(usage={"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3})]
     ask(PredictionMiddleware(server), request(content("abc"), stream=True))
     assert not caplog.records
@@ -686,7 +590,7 @@ def test_usage_before_the_first_token_is_not_warned_of(caplog: pytest.LogCapture
 
 def test_counts_of_the_server_itself_stand(folder: Path) -> None:
     own = {"reasoning_tokens": 1, "accepted_prediction_tokens": 3, "rejected_prediction_tokens": 0}
-    server = Server(Ledger(folder))
+    server = InferenceServer(Ledger(folder))
     server.usage = {**USAGE, "completion_tokens_details": own}
     got = ask(PredictionMiddleware(server), request(content("abc")))
     assert got.json()["usage"]["completion_tokens_details"] == own
@@ -703,7 +607,7 @@ def test_counts_of_the_server_itself_stand(folder: Path) -> None:
 
 
 def test_half_a_character_is_passed_on(folder: Path) -> None:
-    server = Server(Ledger(folder))
+    server = InferenceServer(Ledger(folder))
     server.usage = {**USAGE, "note": "\ud800 naïve"}
     got = ask(PredictionMiddleware(server), request(content("abc")))
     assert got.json()["usage"]["note"] == "\ud800 naïve"
@@ -716,7 +620,7 @@ def event(**fields) -> bytes:
 
 
 def test_streams_report_in_their_usage_and_nowhere_else(folder: Path) -> None:
-    server = Server(Ledger(folder))
+    server = InferenceServer(Ledger(folder))
     server.events = [
         b": keep-alive\n\n",
         event(choices=[{"delta": {"content": 'says "usage": {}'}}]),
@@ -747,7 +651,7 @@ def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
         ("/v1/responses", [event(type="response.created", response={"usage": None})], "response"),
         ("/v1/messages", [event(type="message_start", message={"usage": usage})], None),
     ):
-        server = Server(Ledger(folder))
+        server = InferenceServer(Ledger(folder))
         last = {"type": "last", **({"usage": usage} if at is None else {at: {"usage": usage}})}
         server.events = [*before, event(**last)]
         got = ask(PredictionMiddleware(server), request(content("abc")), path=path)
@@ -762,7 +666,7 @@ def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 def test_streams_may_be_cut_anywhere(folder: Path, size: int) -> None:
     stream = event(choices=["é"]) + event(choices=[], usage=USAGE) + b"data: [DONE]\r\n\r\nend"
-    server = Server(Ledger(folder))
+    server = InferenceServer(Ledger(folder))
     server.events = [stream]
     whole = ask(PredictionMiddleware(server), request(content("abc"))).body
     assert whole != stream
@@ -771,7 +675,7 @@ def test_streams_may_be_cut_anywhere(folder: Path, size: int) -> None:
 
 
 def test_streams_without_a_prediction_are_untouched(folder: Path) -> None:
-    server = Server(Ledger(folder))
+    server = InferenceServer(Ledger(folder))
     server.events = [b"data: half", b" an event\n\n", event(usage=USAGE)]
     got = ask(PredictionMiddleware(server), request(stream=True))
     assert got.parts == [*server.events, b""]
@@ -794,13 +698,13 @@ def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
         }
     )
     Ledger(folder, engine=1).publish({"steps": 7})
-    server = Server()
+    server = InferenceServer()
     headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
     app = PredictionMiddleware(server)
     got = ask(app, b"", path="/metrics", method="GET", headers=headers)
     assert got.status == 200
     # In plain text, which alone can be added to.
-    assert [name for name, _ in server.headers[0]] == [b"content-length"]
+    assert [name for name, _ in server.scopes[0]["headers"]] == [b"content-length"]
     lines = got.body.decode().splitlines()
     assert lines[0] == "vllm:num_requests_running 0.0"
     assert "# TYPE fastdraft_faults_total counter" in lines

@@ -87,10 +87,11 @@ REQUESTS = [
 
 def test_what_passes_is_replayed(tmp_path: Path) -> None:
     file = tmp_path / "traffic.jsonl"
-    recorded(file, requests=REQUESTS)
-    recorded(file, requests=[chat("again")])
+    file.write_text('{"prompt": "before", "output": "said before"}\n')  # what is there stays
+    recorded(file, requests=[*REQUESTS, chat("again")])
     texts = TextTokenizer(ensure_model)
-    first, second, third = read_family(file, texts.encode, convert=Importer(texts))
+    before, first, second, third = read_family(file, texts.encode, convert=Importer(texts))
+    assert texts.decode(before.output_ids.tolist()) == "said before"
     assert [texts.decode(each.output_ids.tolist()) for each in (first, second, third)] == [
         SECRET,
         SECRET,

@@ -87,11 +87,6 @@ def test_drafts_begin_when_they_pay_again() -> None:
         assert (np.mean(late[200:]) > 6) == (chance == 1.0)
 
 
-def test_there_must_be_a_length() -> None:
-    with pytest.raises(ValueError, match=r"at least 1, got \[0\]"):
-        DraftLengths([0], StepLatency("cuda"))
-
-
 @given(st.integers(1, 64), st.integers(1, 600))
 def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int) -> None:
     """As vLLM reads it: ranges that follow one another from 1 on, the last one to the most rows."""

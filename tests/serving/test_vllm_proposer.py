@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.host import Namespace
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
@@ -35,7 +34,7 @@ def test_many_requests_leave_the_engine_empty() -> None:
     random = np.random.default_rng(7)
     drafter = FastdraftProposer(config(token_cost=0.02, memory_bytes=1 << 20))
     host = Host(drafter)
-    names = (str(number) for number in range(3_000))
+    names = (str(number) for number in range(1_000))
     preempted: list[str] = []
     more = True
     while more or host.jobs:
@@ -62,7 +61,7 @@ def test_many_requests_leave_the_engine_empty() -> None:
     assert drafter.faults == 0
     assert drafter.num_requests == drafter.engine.num_requests == 0
     assert drafter.engine.num_bytes == 0
-    assert drafter.stats.accepted > 6_000
+    assert drafter.stats.accepted > 2_000
     assert 0 < drafter.memory.bytes <= 1 << 20
 
 
@@ -73,7 +72,11 @@ def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
     host.step()
     assert drafter.num_requests == 1
     host.end("a")
-    host.execute_model(SimpleNamespace(finished_req_ids={"a"}))
+    host.execute_model(
+        SimpleNamespace(
+            finished_req_ids={"a"}, num_scheduled_tokens={}, scheduled_spec_decode_tokens={}
+        )
+    )
     assert drafter.num_requests == 0
     assert host.executed == 2
     host.step()
@@ -121,34 +124,6 @@ def test_requests_without_room_for_a_draft_are_not_indexed(
     assert drafter.faults == drafter.num_requests == 0
     # Whoever expects a text hears what became of it.
     assert LedgerReader(tmp_path).prediction_tokens(ticket) == (int(indexed), 0)
-
-
-def test_replicas_share_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = [*range(300, 340)]
-    settings = {"token_cost": 0.0, "memory_url": str(tmp_path)}
-    with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMO"):
-        FastdraftProposer(config(**settings))
-    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
-    replicas = [FastdraftProposer(config(**settings)) for _ in range(2)]
-
-    def accepted(drafter: FastdraftProposer, salt: str) -> int:
-        before = drafter.stats.accepted
-        host = Host(drafter)
-        host.add("a", Job(text[:10], text[10:], salt=salt))
-        host.run()
-        assert drafter.replica is not None and drafter.replica.refresh()
-        return drafter.stats.accepted - before
-
-    assert accepted(replicas[0], "s") == 0
-    assert accepted(replicas[1], "another") == 0
-    for drafter in replicas:
-        assert drafter.replica is not None
-        drafter.replica.find([Namespace(salt="s")])
-        drafter.replica.refresh()
-    assert accepted(replicas[1], "s") > 20
-    for drafter in replicas:
-        assert drafter.replica is not None and not drafter.replica.faults
-        drafter.replica.close()
 
 
 def test_text_that_the_host_takes_back_is_forgotten() -> None:
@@ -211,7 +186,7 @@ def test_the_price_of_log_probabilities_cuts_long_drafts(
     host = Host(FastdraftProposer(config(length=4096)), rows=32, length=4096)
     random = np.random.default_rng(0)
     for number in range(32):
-        text = CYCLE * 60 if number < copying else random.integers(200, VOCABULARY, 1000).tolist()
+        text = CYCLE * 30 if number < copying else random.integers(200, VOCABULARY, 500).tolist()
         host.add(str(number), Job(text[:60], text[60:]))
         host.input_batch.num_logprobs[str(number)] = 0
     longest, seconds = [], []
@@ -361,22 +336,6 @@ def test_captured_sizes_are_vllms(mode: str, expected: tuple[list[int], bool]) -
     assert captured_sizes(config(graphs=graphs([1, 2, 4], mode))) == expected
     assert captured_sizes(config(graphs=graphs([], mode))) == ([], False)
     assert captured_sizes(config()) == ([], False)
-
-
-def test_prompts_that_keep_coming_do_not_stop_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps with prompts are not measured; what one costs without drafts stays unknown."""
-    clock = Clock(0.001)
-    monkeypatch.setattr(proposer, "time", clock)
-    host = Host(FastdraftProposer(config()))
-    drafted = 0
-    host.add("long", copying(output=400))
-    for number in range(30):
-        host.add(str(number), Job([7, 8, 9], [5]))
-        drafts = host.step()
-        clock.forward(sum(1 + len(draft) for draft in drafts.values()))
-        drafted += bool(drafts["long"])
-        host.end(str(number))
-    assert drafted >= 25
 
 
 def test_ranks_that_schedule_alone_draft_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -544,7 +503,6 @@ def test_bad_settings_end_the_start(settings: dict[str, Any], message: str) -> N
 
 
 def test_settings_are_optional() -> None:
-    assert Settings.of(SimpleNamespace()) == Settings()
     assert Settings.of(SimpleNamespace(additional_config={"other": 1})) == Settings()
     with pytest.raises(InvalidValueError, match="must be a mapping"):
         Settings.of(SimpleNamespace(additional_config={"fastdraft": 5}))

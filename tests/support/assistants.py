@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["bent", "shortened"]
+from fastdraft.drafters import AssistantModel
+
+__all__ = ["bent", "constant", "shortened"]
+
+
+def constant(model: Any, num_tokens: int = 4, **options: Any) -> AssistantModel:
+    """A model that drafts so many tokens, without an engine beside it."""
+    return AssistantModel(
+        model, schedule="constant", num_tokens=num_tokens, **{"lookup": None, **options}
+    )
 
 
 def bent(model: Any, *, by: float = 0.1, seed: int = 1) -> Any:

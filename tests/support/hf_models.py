@@ -36,96 +36,49 @@ _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_
 _WINDOW = 11
 
 
+_ALTERNATING: dict[str, Any] = {
+    "sliding_window": _WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+# What a family's configuration has besides the sizes above.
+_OWN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1},
+    "qwen3": {},
+    "gemma2": {"sliding_window": _WINDOW, "query_pre_attn_scalar": 8},
+    "gemma3": {**_ALTERNATING, "query_pre_attn_scalar": 8},
+    "mistral": {"sliding_window": _WINDOW},
+    "phi": {},
+    "phi3": {"sliding_window": _WINDOW},
+    "gpt_oss": {
+        **_ALTERNATING,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "gpt_neox": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+}
+# What these families do not know of the sizes.
+_UNKNOWN = {
+    "gpt2": [name for name in _SIZES if name != "vocab_size"],
+    "gpt_neox": ["num_key_value_heads", "head_dim"],
+    "opt": ["intermediate_size", "num_key_value_heads", "head_dim"],
+}
+
+
 def _config(family: str, changes: dict[str, Any]) -> Any:
-    own: dict[str, Any]
-    match family:
-        case "llama":
-            return transformers.LlamaConfig(**_SIZES | _TOKENS | changes)
-        case "qwen2":
-            return transformers.Qwen2Config(
-                **_SIZES,
-                **_TOKENS,
-                use_sliding_window=True,
-                sliding_window=_WINDOW,
-                max_window_layers=1,
-            )
-        case "qwen3":
-            return transformers.Qwen3Config(**_SIZES, **_TOKENS)
-        case "gemma2":
-            return transformers.Gemma2Config(
-                **_SIZES, **_TOKENS, sliding_window=_WINDOW, query_pre_attn_scalar=8
-            )
-        case "gemma3":
-            own = {
-                "sliding_window": _WINDOW,
-                "query_pre_attn_scalar": 8,
-                "layer_types": ["sliding_attention", "full_attention"],
-            }
-            return transformers.Gemma3TextConfig(**_SIZES | _TOKENS | own | changes)
-        case "mistral":
-            own = {"sliding_window": _WINDOW}
-            return transformers.MistralConfig(**_SIZES | _TOKENS | own | changes)
-        case "phi":
-            return transformers.PhiConfig(**_SIZES, **_TOKENS)
-        case "phi3":
-            return transformers.Phi3Config(**_SIZES, **_TOKENS, sliding_window=_WINDOW)
-        case "gpt_oss":
-            own = {
-                "sliding_window": _WINDOW,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "num_local_experts": 4,
-                "num_experts_per_tok": 2,
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            }
-            return transformers.GptOssConfig(**_SIZES | _TOKENS | own)
-        case "gpt2":
-            return transformers.GPT2Config(
-                vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, **_TOKENS
-            )
-        case "gpt_neox":
-            return transformers.GPTNeoXConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                max_position_embeddings=256,
-                **_TOKENS,
-            )
-        case "opt":
-            return transformers.OPTConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=32,
-                ffn_dim=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                max_position_embeddings=256,
-                word_embed_proj_dim=32,
-                **_TOKENS,
-            )
-    raise AssertionError(family)
+    sizes = {name: _SIZES[name] for name in _SIZES if name not in _UNKNOWN.get(family, ())}
+    kind = "gemma3_text" if family == "gemma3" else family
+    return transformers.AutoConfig.for_model(kind, **sizes | _TOKENS | _OWN[family] | changes)
 
 
-FAMILIES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "mistral",
-    "phi",
-    "phi3",
-    "gpt2",
-    "gpt_neox",
-    "opt",
-)
+FAMILIES = tuple(family for family in _OWN if family != "gpt_oss")
 
 
 def tiny_model(family: str, *, attention: str | None = None, **changes: Any) -> Any:
-    """A random float32 model, as `drawn` makes it.
-
-    `changes` of its configuration are taken of Llama, Mistral and Gemma 3.
-    """
+    """A random float32 model, as `drawn` makes it, with `changes` of its configuration."""
     config = _config(family, changes)
     config.tie_word_embeddings = False
     if attention is not None:
@@ -464,15 +417,27 @@ def assert_decodes(
     return Decoded(output, expected, more["drafter"])
 
 
+class OfRows(transformers.LogitsProcessor):
+    """Favours a token of each row's own, so it must be called with every row at its place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
+        return scores
+
+
 class _InSteps(StepLatency):
     """A cost that is known: any width from 2 up to `width` costs as much as `width`."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, plain: float) -> None:
         super().__init__("cpu")
         self._width = width
+        self._plain = plain
+        self._random = random.Random(width)
 
     def wants_plain_step(self, rows: Any) -> bool:
-        return False
+        return self._random.random() < self._plain
 
     def best_widths(self, rows: Any, widest: Any = 32) -> tuple[Any, Any]:
         widths = np.maximum(np.arange(1, widest + 1), self._width)
@@ -480,6 +445,9 @@ class _InSteps(StepLatency):
         return widths * 1.0, widths
 
 
-def charge_in_steps(model: Any, width: int) -> None:
-    """Makes generations with `model` take any forward of 2 to `width` tokens for one of `width`."""
-    StepLatency._of_model[model] = {("cpu", ()): _InSteps(width)}
+def charge_in_steps(model: Any, width: int, *, plain: float = 0.0) -> None:
+    """Makes generations with `model` take any forward of 2 to `width` tokens for one of `width`.
+
+    plain: The part of the steps that are measured without drafts.
+    """
+    StepLatency._of_model[model] = {("cpu", ()): _InSteps(width, plain)}

@@ -81,13 +81,18 @@ def config(
             is_hybrid=hybrid,
             is_attention_free=attention_free,
             architecture="LittleForCausalLM",
+            model="model",
+            tokenizer="model",
+            tokenizer_revision=None,
         ),
         speculative_config=SimpleNamespace(
             num_speculative_tokens=lookahead, num_speculative_tokens_per_batch_size=by_batch_size
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         parallel_config=SimpleNamespace(
-            distributed_executor_backend=executor, pipeline_parallel_size=stages
+            distributed_executor_backend=executor,
+            pipeline_parallel_size=stages,
+            data_parallel_rank=0,
         ),
     )
 

@@ -12,7 +12,7 @@ import importlib.util
 import os
 from pathlib import Path
 
-__all__ = ["body", "drafts_ngrams_on_v2", "module", "parameters", "says", "sources"]
+__all__ = ["body", "drafts_ngrams_on_v2", "fields", "module", "parameters", "says", "sources"]
 
 
 def sources() -> list[Path]:
@@ -40,6 +40,13 @@ def body(tree: ast.AST, name: str) -> ast.ClassDef | ast.FunctionDef:
         for node in ast.walk(tree)
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name
     )
+
+
+def fields(tree: ast.AST) -> set[str]:
+    """The names that a class declares with a type."""
+    assert isinstance(tree, ast.ClassDef)
+    declared = (each.target for each in tree.body if isinstance(each, ast.AnnAssign))
+    return {target.id for target in declared if isinstance(target, ast.Name)}
 
 
 def parameters(function: ast.AST) -> list[str]:

@@ -23,15 +23,11 @@ from waiting import as_on_a_device, no_waiting
 __all__ = ["VOCABULARY", "ByHand", "Job", "V2Host", "v2_config"]
 
 
-def v2_config(
-    *, rows: int = 4, adaptive: bool = False, ranks: int = 1, stages: int = 1, **more: Any
-) -> Any:
+def v2_config(*, rows: int = 4, adaptive: bool = False, ranks: int = 1, **more: Any) -> Any:
     made = config(**more)
     made.scheduler_config = SimpleNamespace(max_num_seqs=rows)
     made.speculative_config.enable_adaptive_verification = adaptive
     made.parallel_config.tensor_parallel_size = ranks
-    made.parallel_config.pipeline_parallel_size = stages
-    made.parallel_config.data_parallel_rank = 0
     return made
 
 

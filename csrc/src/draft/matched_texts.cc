@@ -49,7 +49,7 @@ void MatchedTexts::find() {
       add_stored(reader, lookup, source_of(i), stores_[i].get());
     }
     const RunningTexts* running = stores_[i]->running();
-    if (running != nullptr && running->has_others(&context_)) {
+    if (running != nullptr && !running->empty()) {
       const RunningTexts::Reader reader(*running, &context_);
       add_stored(reader, lookup, Source::kRunning, nullptr);
     }

@@ -30,20 +30,11 @@ std::string checked(const std::string& path) {
                           std::to_string(place));
 }
 
-}  // namespace
-
-// Of little text, so a bit at a time.
-std::uint32_t crc32(const void* data, std::int64_t bytes) noexcept {
-  const auto* at = static_cast<const std::uint8_t*>(data);
-  std::uint32_t value = ~std::uint32_t{0};
-  for (; bytes > 0; --bytes, ++at) {
-    value ^= *at;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
-  }
-  return ~value;
+// The folder of a path, with a slash at its end.
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
 }
-
-namespace {
 
 template <int kWidth>
 void encode_as(const Token* tokens, std::int64_t count, std::uint8_t* out) noexcept {
@@ -70,6 +61,17 @@ void decode_as(const std::uint8_t* bytes, std::int64_t count, Token* out) noexce
 }
 
 }  // namespace
+
+// Of little text, so a bit at a time.
+std::uint32_t crc32(const void* data, std::int64_t bytes) noexcept {
+  const auto* at = static_cast<const std::uint8_t*>(data);
+  std::uint32_t value = ~std::uint32_t{0};
+  for (; bytes > 0; --bytes, ++at) {
+    value ^= *at;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
+  }
+  return ~value;
+}
 
 std::int64_t TokenCode::width_for(Token largest) noexcept {
   std::int64_t width = 2;
@@ -137,18 +139,6 @@ MappedFile::~MappedFile() {
   }
 }
 
-std::int64_t this_process() noexcept { return ::getpid(); }
-
-namespace {
-
-// The folder of a path, with a slash at its end.
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
-}
-
-}  // namespace
-
 OutputFile::OutputFile(const std::string& path) : path_(checked(path)), temporary_(path + ".tmp") {
   const char* name = temporary_.c_str();
   for (;;) {
@@ -174,12 +164,12 @@ OutputFile::OutputFile(const std::string& path) : path_(checked(path)), temporar
 OutputFile::~OutputFile() {
   if (file_ < 0) return;
   // First, or another writer might lock it in between.
-  if (process_ == this_process()) std::remove(temporary_.c_str());
+  if (process_ == ::getpid()) std::remove(temporary_.c_str());
   ::close(file_);
 }
 
 void OutputFile::write(const void* data, std::int64_t bytes) {
-  if (process_ != this_process()) {
+  if (process_ != ::getpid()) {
     throw DatastoreError("the file is process " + std::to_string(process_) +
                          "'s, which began it and alone may write it; this is a fork of it");
   }

@@ -10,6 +10,8 @@
 //   directory    a SegmentEntry for each segment
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -133,9 +135,6 @@ class MappedFile {
   std::int64_t bytes_ = 0;
 };
 
-// The number of this process.
-std::int64_t this_process() noexcept;
-
 // A file that is written beside `path` and takes its place when it is complete. Only the process
 // that made it may write to it; in a fork of it the destructor leaves the file alone.
 class OutputFile {
@@ -159,7 +158,7 @@ class OutputFile {
 
   std::string path_;
   std::string temporary_;
-  const std::int64_t process_ = this_process();
+  const pid_t process_ = ::getpid();
   int file_ = -1;
 };
 

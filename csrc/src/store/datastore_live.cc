@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -32,6 +33,7 @@ constexpr std::int64_t kSamplesPart = 64;
 // A slice's memory is asked for so many tokens at a time: what is not used soon leaves the nearest
 // cache again.
 constexpr std::int64_t kStepTokens = 16;
+constexpr int kNumTables = static_cast<int>(kNumOrders) + 1;
 
 // For `walk`: the places of an n-gram in the log.
 class LivePlaces {
@@ -88,18 +90,14 @@ class LiveDatastore final : public Datastore {
       : Datastore(fingerprint),
         log_(max_bytes, static_cast<std::int64_t>(sizeof(*this)) + Samples::kFirstBytes),
         running_([this](std::int64_t bytes) { return charge_running(bytes); }) {
-    constexpr auto kTables = static_cast<std::int64_t>(kNumOrders + 1);
     const std::int64_t least =
         log_.bytes() + LiveLog::kBlockBytes +
-        (kTables + 1) * (LiveLog::kBlockBytes + LiveLog::bytes_of(LiveLog::kFirstPointers));
-    if (max_bytes < least) {
-      throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
-                              std::to_string(max_bytes));
-    }
+        (kNumTables + 1) * (LiveLog::kBlockBytes + LiveLog::bytes_of(LiveLog::kFirstPointers));
+    check_range("max_bytes", max_bytes, least, std::numeric_limits<std::int64_t>::max());
     largest_token_ = LiveLog::kLargestToken;
     lists_.open(log_);
     for (std::size_t i = 0; i < kNumOrders; ++i) {
-      orders_[i].open(log_, kOrders[i], random_seed(), &lists_, i);
+      tables_[i].open(log_, kOrders[i], random_seed(), &lists_, i);
     }
     prefixes_.open(log_, 0, random_seed());
   }
@@ -111,8 +109,7 @@ class LiveDatastore final : public Datastore {
       const std::unique_lock<PhaseFairMutex> lock(*mutex_);
       closed_.store(true, std::memory_order_relaxed);
       log_.release();
-      for (LiveTable& table : orders_) table.close();
-      prefixes_.close();
+      for (LiveTable& table : tables_) table.close();
       lists_.close();
       samples_.close();
       running_bytes_ = 0;
@@ -161,8 +158,8 @@ class LiveDatastore final : public Datastore {
     if (closed()) throw DatastoreClosedError("the datastore is closed");
   }
   std::int64_t pages_rebuilt() const noexcept {
-    std::int64_t rebuilt = prefixes_.rebuilt();
-    for (const LiveTable& table : orders_) rebuilt += table.rebuilt();
+    std::int64_t rebuilt = 0;
+    for (const LiveTable& table : tables_) rebuilt += table.rebuilt();
     return rebuilt;
   }
   std::int64_t stored_prefix(const Token* tokens, std::int64_t size, std::int64_t from) const;
@@ -196,20 +193,19 @@ class LiveDatastore final : public Datastore {
   bool merge_pages() noexcept;
   template <typename Put>
   void enter(Put put);
-  void make_room_for_lists();
 
   // One document after another, as they come; long ones in pieces. It may be held long.
   PhaseFairMutex adding_{ForkGuard::Turn::kNone};
   LiveLog log_;
-  std::array<LiveTable, kNumOrders> orders_;
-  LiveTable prefixes_;
+  std::array<LiveTable, kNumTables> tables_;  // of the orders, and of documents' beginnings
+  LiveTable& prefixes_ = tables_.back();
   LiveLists lists_;
   Samples samples_;  // none before the first prompt that comes again
   bool prompts_repeat_ = false;
   std::int64_t may_move_ = 0;  // so many tokens
   double cleaned_ = 0.0;       // for so much of what has left the log, lists have been cleaned
-  std::array<double, kNumOrders + 1> merged_{};  // and pages of each table looked at
-  std::int64_t running_bytes_ = 0;               // of those that the log counts
+  std::array<double, kNumTables> merged_{};  // and pages of each table looked at
+  std::int64_t running_bytes_ = 0;           // of those that the log counts
   RunningTexts running_;
   std::shared_ptr<TokenWeights> weights_;
 };
@@ -269,8 +265,8 @@ void LiveDatastore::begin(Lookup& lookup) const {
   if (log_.empty()) return;
   const Token* last = lookup.text + lookup.size;
   for (std::size_t order = lookup.first; order < lookup.end; ++order) {
-    lookup.hashes[order] = orders_[order].hash(last - kOrders[order], kOrders[order]);
-    orders_[order].prefetch(lookup.hashes[order]);
+    lookup.hashes[order] = tables_[order].hash(last - kOrders[order], kOrders[order]);
+    tables_[order].prefetch(lookup.hashes[order]);
   }
 }
 
@@ -278,7 +274,7 @@ void LiveDatastore::begin(Lookup& lookup) const {
 void LiveDatastore::go_on(const Lookup& lookup) const {
   if (log_.empty()) return;
   for (std::size_t order = lookup.first; order < lookup.end; ++order) {
-    orders_[order].prefetch_entries(lookup.hashes[order]);
+    tables_[order].prefetch_entries(lookup.hashes[order]);
   }
 }
 
@@ -287,7 +283,7 @@ int LiveDatastore::find(const Lookup& lookup, Occurrence* out, int most, int lin
   std::array<LivePlaces, kNumOrders> places;
   std::array<LiveLists::Place, kNumOrders> singles;
   const auto look_up = [&](std::size_t order, int most_places) {
-    const LiveLists::Places found = orders_[order].find_places(
+    const LiveLists::Places found = tables_[order].find_places(
         lookup.hashes[order], lookup.text + lookup.size, &singles[order]);
     places[order] = LivePlaces(log_, found, kOrders[order], lookup.text, lookup.size, most_places);
     return found.left();
@@ -374,15 +370,15 @@ void LiveDatastore::clean_lists() noexcept {
       const std::int64_t length = kOrders[list->order];
       Token tokens[kContextTokens];
       log_.copy(latest(*list) - length, length, tokens);
-      *hash = orders_[list->order].hash(tokens, length);
-      orders_[list->order].prefetch(*hash);
+      *hash = tables_[list->order].hash(tokens, length);
+      tables_[list->order].prefetch(*hash);
     }
     hash = hashes.begin();
     for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
       if (!is_held(*list)) continue;
       LiveLists::Place live[LiveLists::kMostPlaces];
       const int places = lists_.copy_live(list->places, live);
-      orders_[list->order].move_list(*hash, list->address, live, places, [&] {
+      tables_[list->order].move_list(*hash, list->address, live, places, [&] {
         return lists_.make(list->order, list->check, live, places);
       });
     }
@@ -394,7 +390,7 @@ void LiveDatastore::clean_lists() noexcept {
 // there was one to look at.
 bool LiveDatastore::merge_pages() noexcept {
   for (std::size_t i = 0; i < merged_.size(); ++i) {
-    LiveTable& table = i < kNumOrders ? orders_[i] : prefixes_;
+    LiveTable& table = tables_[i];
     const double part = 1.0 / static_cast<double>(table.num_pages());
     merged_[i] = std::max(merged_[i], log_.left() - 1.0);
     if (log_.left() - merged_[i] < part) continue;
@@ -405,25 +401,8 @@ bool LiveDatastore::merge_pages() noexcept {
   return false;
 }
 
-// Gives the lists one more block. If only one chunk of text is left to take memory from, the oldest
-// quarter of the text leaves, again and again until the lists fit.
-void LiveDatastore::make_room_for_lists() {
-  while (!lists_.has_room()) {
-    if (lists_left()) {
-      clean_lists();
-      continue;
-    }
-    try {
-      lists_.add_block();
-    } catch (const MemoryLimitError&) {
-      if (log_.end() - log_.begin() < 2) throw;
-      log_.forget_quarter();
-    }
-  }
-}
-
-// Calls put(). Where there is no memory for a page but the last chunk's, the oldest quarter of the
-// text leaves until none is needed.
+// Calls put(), again and again where it needs memory and none is left but the last chunk's: each
+// time the oldest quarter of the text leaves.
 template <typename Put>
 void LiveDatastore::enter(Put put) {
   for (;;) {
@@ -448,8 +427,8 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
       const std::int32_t length = kOrders[order];
       const std::int64_t end = std::min(last, from + kStepTokens);
       for (auto i = std::max<std::int64_t>({from, common, length}); i < end; ++i) {
-        hashes[order][i - first] = orders_[order].hash(tokens + i - length, length);
-        pages[order][i - first] = orders_[order].prefetched(hashes[order][i - first]);
+        hashes[order][i - first] = tables_[order].hash(tokens + i - length, length);
+        pages[order][i - first] = tables_[order].prefetched(hashes[order][i - first]);
       }
     }
   };
@@ -457,7 +436,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
     for (std::size_t order = 0; order < kNumOrders; ++order) {
       const std::int64_t end = std::min(last, from + kStepTokens);
       for (auto i = std::max<std::int64_t>({from, common, kOrders[order]}); i < end; ++i) {
-        orders_[order].prefetch_text(pages[order][i - first], hashes[order][i - first]);
+        tables_[order].prefetch_text(pages[order][i - first], hashes[order][i - first]);
       }
     }
   };
@@ -473,7 +452,9 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
     }
     if (!lists_.has_room()) {
       if (i > first) return i;
-      make_room_for_lists();
+      enter([&] {
+        while (!lists_.has_room()) lists_left() ? clean_lists() : lists_.add_block();
+      });
     }
     const bool output = i >= prompt_size;
     log_.append(tokens[i], output);
@@ -484,7 +465,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
       const std::int32_t length = kOrders[order];
       if (i < length) continue;
       enter([&] {
-        orders_[order].put(pages[order][place], hashes[order][place], position, output,
+        tables_[order].put(pages[order][place], hashes[order][place], position, output,
                            [&](std::int64_t at) { return log_.matches(at, tokens + i, length); });
       });
     }
@@ -492,7 +473,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
       const std::int64_t window = std::min(i + 1, kContextTokens);
       const std::uint64_t hash = prefixes_.hash(tokens + i + 1 - window, window);
       enter([&] {
-        prefixes_.put(hash, log_.end(), false, [&](std::int64_t at) {
+        prefixes_.put(prefixes_.prefetched(hash), hash, log_.end(), false, [&](std::int64_t at) {
           return log_.matches(at, tokens + i + 1, window) && log_.prefix_window(at) == window;
         });
       });
@@ -502,9 +483,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
 }
 
 std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
-  if (max_bytes < 0) {
-    throw InvalidValueError("max_bytes must be at least 0, got " + std::to_string(max_bytes));
-  }
+  check_range("max_bytes", max_bytes, 0, std::numeric_limits<std::int64_t>::max());
   const auto shrink = [&] {
     const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     check_open();
@@ -535,6 +514,10 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
                         const Grow& grow, std::int64_t context) {
   check_tokens(tokens, size, "token_ids");
+  if (prompt_size < 0 || prompt_size > size) {
+    throw InvalidValueError("prompt_size must be 0 to the number of token_ids, " +
+                            std::to_string(size) + ", got " + std::to_string(prompt_size));
+  }
   if (size <= context) return check_open();  // what is context alone is held elsewhere
   std::vector<Token> known;
   if (*std::max_element(tokens, tokens + size) > LiveLog::kLargestToken) {
@@ -679,11 +662,9 @@ void LiveDatastore::append_pieces(std::unique_lock<PhaseFairMutex>& adding, cons
 // The most memory that adding a slice takes: a chunk, a block of lists, a page of each table and
 // new directories. There is one page of each, since a slice ends where a page was rebuilt.
 std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
-  constexpr auto kBlocks = static_cast<std::int64_t>(1 + 1 + kNumOrders + 1);
-  std::int64_t directories =
-      log_.directory_bytes() + prefixes_.directory_bytes() + lists_.directory_bytes();
-  for (const LiveTable& table : orders_) directories += table.directory_bytes();
-  return kBlocks * LiveLog::kBlockBytes + 2 * directories;
+  std::int64_t directories = log_.directory_bytes() + lists_.directory_bytes();
+  for (const LiveTable& table : tables_) directories += table.directory_bytes();
+  return (2 + kNumTables) * LiveLog::kBlockBytes + 2 * directories;
 }
 
 // Calls `grow` without the lock where the store is too full for a slice. Throws where it is closed.

@@ -101,17 +101,13 @@ class OrderIndex {
              static_cast<std::size_t>(Bucket::home(hash, static_cast<std::int64_t>(table->size())));
          ; at = at + 1 == table->size() ? 0 : at + 1) {
       Bucket& bucket = (*table)[at];
-      for (int i = 0; i < Bucket::kEntries; ++i) {
-        if (bucket.tags[i] == 0) {
-          bucket.tags[i] = tag;
-          bucket.positions[i] = static_cast<std::uint32_t>(position);
-          return position;
-        }
-        const std::int64_t known = bucket.positions[i];
-        if (bucket.tags[i] == tag &&
-            std::equal(last - order_, last, tokens_.data() + known - order_)) {
-          return known;
-        }
+      for (std::uint32_t same = bucket.with_tag(tag); same != 0; same &= same - 1) {
+        const std::int64_t known = bucket.positions[lowest_bit(same)];
+        if (std::equal(last - order_, last, tokens_.data() + known - order_)) return known;
+      }
+      if (!bucket.full()) {
+        bucket.enter(hash, position);
+        return position;
       }
     }
   }
@@ -367,9 +363,25 @@ void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output
 
 void DatastoreWriter::append_all(const Datastore& source) {
   begin_document();
-  for_each_document(
-      source, [&](std::int64_t context) { begin_document(context); },
-      [&](const Token* tokens, std::int64_t size, bool output) { append(tokens, size, output); });
+  const std::int64_t end = Datastore::Reader(source).end();
+  for (std::int64_t position = 0; position < end;) {
+    const LogPart part(source, position, end - position);
+    if (source.closed()) break;
+    // What came before has left since, or never was held.
+    if (part.begin() > position) begin_document();
+    for (std::int64_t i = 0; i < part.size();) {
+      const Token* token = part.tokens() + i;
+      if (const std::int64_t run = part.run(i); run > 0) {
+        append(token, run, part.outputs()[static_cast<std::size_t>(i)] == '\1');
+        i += run;
+      } else {
+        begin_document(*token < 0 ? std::min(mark_context(*token), kContextTokens) : 0);
+        ++i;
+      }
+    }
+    position = std::max(part.end(), position + 1);
+  }
+  if (source.closed()) throw DatastoreClosedError("the datastore is closed");
 }
 
 void DatastoreWriter::finish() {

@@ -1,73 +1,58 @@
-// The text of a datastore, document by document.
+// The text of a datastore, some at a time.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "fastdraft/datastore.h"
-#include "fastdraft/error.h"
-#include "store/datastore_index.h"
 
 namespace fastdraft {
 
-// Calls begin(context) before each document of a store, and then append(tokens, size, output) for
-// its tokens, a run at a time; the store's lock is not held meanwhile. What is no token is damage,
-// and ends a document as a mark does. Throws DatastoreClosedError.
-template <typename Begin, typename Append>
-void for_each_document(const Datastore& source, Begin begin, Append append) {
-  // So much is copied while text that is added to the source has to wait.
-  constexpr std::int64_t kStep = 4096;
-  struct Run {
-    std::int64_t first, size;  // of tokens; without any a document begins
-    bool output;
-    std::int64_t context;
-  };
-  std::vector<Token> tokens(static_cast<std::size_t>(kStep));
-  std::vector<Run> runs;
-  std::int64_t position = 0;
-  const std::int64_t end = Datastore::Reader(source).end();
-  while (position < end && !source.closed()) {
-    runs.clear();
-    {
-      const Datastore::Reader reader(source);
-      if (position < reader.begin()) {
-        // What came before has left since, or never was held.
-        position = reader.begin();
-        runs.push_back({});
-      }
-      const std::int64_t count =
-          reader.read(position, tokens.data(), std::min(kStep, end - position));
-      const auto is_token = [&](std::int64_t i) {
-        const Token token = tokens[static_cast<std::size_t>(i)];
-        return token >= 0 && token <= reader.largest_token();
-      };
-      std::int64_t i = 0;
-      while (i < count) {
-        if (!is_token(i)) {
-          const Token mark = tokens[static_cast<std::size_t>(i)];
-          const std::int64_t context = mark < 0 ? mark_context(mark) : 0;
-          runs.push_back({i++, 0, false, std::min(context, kContextTokens)});
-          continue;
-        }
-        const bool output = reader.output(position + i);
-        const std::int64_t from = i;
-        do {
-          ++i;
-        } while (i < count && is_token(i) && reader.output(position + i) == output);
-        runs.push_back({from, i - from, output, 0});
-      }
-      position += std::max<std::int64_t>(i, 1);
-    }
-    for (const Run& run : runs) {
-      if (run.size == 0) {
-        begin(run.context);
-      } else {
-        append(tokens.data() + run.first, run.size, run.output);
-      }
+// Some of a log: tokens, and a mark before each document.
+class LogPart {
+ public:
+  // What stands from `position` on, or, where that has left, from where the store begins: `most` at
+  // most. Text that is added waits while 4,096 tokens are copied; no more are at a time.
+  LogPart(const Datastore& store, std::int64_t position, std::int64_t most) {
+    const Datastore::Reader reader(store);
+    largest_token_ = reader.largest_token();
+    begin_ = std::max(position, reader.begin());
+    tokens_.resize(static_cast<std::size_t>(std::clamp<std::int64_t>(most, 0, kStep)));
+    tokens_.resize(static_cast<std::size_t>(reader.read(begin_, tokens_.data(), size())));
+    outputs_.resize(tokens_.size());
+    for (std::int64_t i = 0; i < size(); ++i) {
+      outputs_[static_cast<std::size_t>(i)] = reader.output(begin_ + i) ? '\1' : '\0';
     }
   }
-  if (source.closed()) throw DatastoreClosedError("the datastore is closed");
-}
+
+  std::int64_t begin() const noexcept { return begin_; }
+  std::int64_t end() const noexcept { return begin_ + size(); }
+  std::int64_t size() const noexcept { return static_cast<std::int64_t>(tokens_.size()); }
+  const Token* tokens() const noexcept { return tokens_.data(); }
+  // A byte for each token: 1 where a model wrote it.
+  const std::string& outputs() const noexcept { return outputs_; }
+
+  // How many tokens of one document, all of them a model's output or none, stand from the i-th on.
+  // 0: that ends a document, as a mark or, in a damaged file, as what is no token.
+  std::int64_t run(std::int64_t i) const noexcept {
+    const auto* at = tokens_.data() + i;
+    const auto* end = std::find_if(at, tokens_.data() + size(), [this](Token token) {
+      return token < 0 || token > largest_token_;
+    });
+    const auto first = outputs_.begin() + i;
+    const auto written = std::find(first, first + (end - at), *first == '\1' ? '\0' : '\1');
+    return written - first;
+  }
+
+ private:
+  static constexpr std::int64_t kStep = 4096;
+
+  Token largest_token_ = 0;
+  std::int64_t begin_ = 0;
+  std::vector<Token> tokens_;
+  std::string outputs_;
+};
 
 }  // namespace fastdraft

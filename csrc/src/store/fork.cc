@@ -2,9 +2,11 @@
 
 #include <pthread.h>
 
+#include <unordered_set>
+
 namespace fastdraft {
 
-// All guards of the process, in a list.
+// All guards of the process.
 class ForkGuards {
  public:
   // Never destroyed: guards may outlive what is static.
@@ -15,15 +17,12 @@ class ForkGuards {
 
   void add(ForkGuard* guard) {
     const std::scoped_lock lock(mutex_);
-    guard->next_ = first_;
-    if (first_ != nullptr) first_->previous_ = guard;
-    first_ = guard;
+    guards_.insert(guard);
   }
 
-  void remove(const ForkGuard* guard) {
+  void remove(ForkGuard* guard) {
     const std::scoped_lock lock(mutex_);
-    (guard->previous_ == nullptr ? first_ : guard->previous_->next_) = guard->next_;
-    if (guard->next_ != nullptr) guard->next_->previous_ = guard->previous_;
+    guards_.erase(guard);
   }
 
  private:
@@ -34,24 +33,24 @@ class ForkGuards {
     all.mutex_.lock();
     for (const auto turn :
          {ForkGuard::Turn::kRunningTexts, ForkGuard::Turn::kStore, ForkGuard::Turn::kLast}) {
-      for (ForkGuard* guard = all.first_; guard != nullptr; guard = guard->next_) {
+      for (ForkGuard* guard : all.guards_) {
         if (guard->turn_ == turn) guard->before_fork();
       }
     }
   }
   static void in_parent() {
-    for (ForkGuard* guard = get().first_; guard != nullptr; guard = guard->next_) {
+    for (ForkGuard* guard : get().guards_) {
       if (guard->turn_ != ForkGuard::Turn::kNone) guard->in_parent();
     }
     get().mutex_.unlock();
   }
   static void in_child() {
-    for (ForkGuard* guard = get().first_; guard != nullptr; guard = guard->next_) guard->in_child();
+    for (ForkGuard* guard : get().guards_) guard->in_child();
     get().mutex_.unlock();
   }
 
   std::mutex mutex_;
-  ForkGuard* first_ = nullptr;
+  std::unordered_set<ForkGuard*> guards_;
 };
 
 ForkGuard::ForkGuard(Turn turn) : turn_(turn) { ForkGuards::get().add(this); }

@@ -28,8 +28,6 @@ class ForkGuard {
   friend class ForkGuards;
 
   const Turn turn_;
-  ForkGuard* next_ = nullptr;
-  ForkGuard* previous_ = nullptr;
 };
 
 // A std::mutex that is free in a child. A thread that holds it must not wait for another lock.

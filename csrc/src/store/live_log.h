@@ -91,7 +91,6 @@ class LiveLog {
     const std::int64_t unused = (max_bytes_ - bytes_) / kBlockBytes;
     return (tokens + kLeastRoom) / kChunkTokens <= unused + num_kept_ + kSlabBlocks - used_of_slab_;
   }
-  std::int64_t num_chunks() const noexcept { return num_chunks_; }
   // The text that has left, in parts of what there was at the time: for each chunk 1 / num_chunks.
   double left() const noexcept { return left_; }
   std::int64_t directory_bytes() const noexcept { return bytes_of(ring_.size()); }

@@ -101,14 +101,9 @@ class LiveTable {
     return places;
   }
 
-  // Enters `position`, in the place of the latest one or, with lists, beside it; `output` tells
-  // whether the token there is a model's output. Throws MemoryLimitError. For lists there must be
-  // room.
-  template <typename Matches>
-  void put(std::uint64_t hash, std::int64_t position, bool output, Matches matches) {
-    put(page(hash), hash, position, output, matches);
-  }
-  // The same in the hash's page.
+  // Enters `position` in the hash's page, in the place of the latest one or, with lists, beside it;
+  // `output` tells whether the token there is a model's output. Throws MemoryLimitError. For lists
+  // there must be room.
   template <typename Matches>
   void put(Page* page, std::uint64_t hash, std::int64_t position, bool output, Matches matches) {
     const std::uint8_t tag = Bucket::tag(hash);

@@ -27,18 +27,7 @@ void RunningTexts::clear() noexcept {
   const std::unique_lock<PhaseFairMutex> lock(mutex_);
   ++cleared_;
   num_entered_.store(0, std::memory_order_relaxed);
-  owners_.store(0, std::memory_order_relaxed);
   release();
-}
-
-void RunningTexts::count_text(Owner owner) noexcept {
-  owners_.fetch_add(number(owner), std::memory_order_relaxed);
-  num_entered_.fetch_add(1, std::memory_order_relaxed);
-}
-
-void RunningTexts::uncount_text(Owner owner) noexcept {
-  num_entered_.fetch_sub(1, std::memory_order_relaxed);
-  owners_.fetch_sub(number(owner), std::memory_order_relaxed);
 }
 
 // Gives all memory back.
@@ -66,15 +55,15 @@ std::int64_t RunningTexts::copy_before(Place place, std::int64_t most, Token* en
 }
 
 // The entry of the n-gram before `end`; null: there is none.
-RunningTexts::Table::Entry* RunningTexts::entry_of(std::uint64_t hash, const Token* end,
-                                                   std::size_t order) noexcept {
-  Table& table = this->table(order, hash);
+const RunningTexts::Table::Entry* RunningTexts::entry_of(std::uint64_t hash, const Token* end,
+                                                         std::size_t order) const noexcept {
+  const Table& table = this->table(order, hash);
   if (table.used == 0) return nullptr;
   const std::size_t mask = table.entries.size() - 1;
   const auto low = static_cast<std::uint32_t>(hash);
   const std::int64_t length = Datastore::kOrders[order];
   for (std::size_t at = low & mask;; at = (at + 1) & mask) {
-    Table::Entry& entry = table.entries[at];
+    const Table::Entry& entry = table.entries[at];
     if (entry.latest == kNone) return nullptr;
     if (entry.hash != low) continue;
     Token found[Datastore::kOrders.front()];
@@ -87,15 +76,9 @@ RunningTexts::Table::Entry* RunningTexts::entry_of(std::uint64_t hash, const Tok
 
 // Asks for the memory where the entry is looked for first.
 void RunningTexts::prefetch_entry(std::uint64_t hash, std::size_t order) const noexcept {
-  const Table& table = tables_[order][hash >> (64 - kTableBits)];
+  const Table& table = this->table(order, hash);
   if (table.used == 0) return;
   prefetch(&table.entries[static_cast<std::uint32_t>(hash) & (table.entries.size() - 1)]);
-}
-
-RunningTexts::Place RunningTexts::latest(std::uint64_t hash, const Token* end,
-                                         std::size_t order) const noexcept {
-  const Table::Entry* entry = const_cast<RunningTexts*>(this)->entry_of(hash, end, order);
-  return entry == nullptr ? kNone : entry->latest;
 }
 
 // Whether one more entry fits, after it has been made larger if need be.
@@ -161,10 +144,10 @@ void RunningTexts::enter(std::size_t order, Place place, std::uint64_t hash,
                          const Token* end) noexcept {
   Links& here = links(order, place);
   here.later = kNone;
-  if (Table::Entry* entry = entry_of(hash, end, order)) {
+  if (const Table::Entry* entry = entry_of(hash, end, order)) {
     here.earlier = entry->latest;
     links(order, entry->latest).later = place;
-    entry->latest = place;
+    const_cast<Table::Entry*>(entry)->latest = place;
     return;
   }
   here.earlier = kNone;
@@ -258,7 +241,7 @@ bool RunningTexts::Text::make_room() {
   const Place added = texts_.add_block(owner_);
   if (added == kNone) return false;
   if (last_ == kNone) {
-    texts_.count_text(owner_);
+    texts_.num_entered_.fetch_add(1, std::memory_order_relaxed);
   } else {
     texts_.block(added).before = last_ + kBlockTokens - 1;
     texts_.block(last_).after = added;
@@ -282,7 +265,7 @@ RunningTexts::Text::~Text() {
     const Place before = texts_.block(last_).before;
     texts_.remove_block(last_ >> kBlockBits);
     if (before == kNone) {
-      texts_.uncount_text(owner_);
+      texts_.num_entered_.fetch_sub(1, std::memory_order_relaxed);
       if (texts_.free_blocks_.size() == texts_.blocks_.size()) texts_.release();
       return;
     }
@@ -306,7 +289,8 @@ int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out,
   std::int32_t longer = Datastore::kLongestMatch + 1;
   for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     if (best.full() || links == 0) break;
-    Place place = texts_.latest(hashes[order], end, order);
+    const Table::Entry* entry = texts_.entry_of(hashes[order], end, order);
+    Place place = entry == nullptr ? kNone : entry->latest;
     for (; place != kNone && links > 0 && !best.settled();
          place = texts_.links(order, place).earlier) {
       if (texts_.block(place).owner == reader_) {

@@ -43,11 +43,8 @@ class RunningTexts {
   class Text;
   class Reader;
 
-  // Whether there may be a text of another owner; without a lock.
-  bool has_others(Owner owner) const noexcept {
-    const std::int32_t count = num_entered_.load(std::memory_order_relaxed);
-    return count > 1 || (count == 1 && owners_.load(std::memory_order_relaxed) != number(owner));
-  }
+  // Whether no text may have entered; without a lock.
+  bool empty() const noexcept { return num_entered_.load(std::memory_order_relaxed) == 0; }
 
   // Takes all texts out; what their requests write from now on does not enter either.
   void clear() noexcept;
@@ -97,11 +94,6 @@ class RunningTexts {
     }
   };
 
-  static std::uintptr_t number(Owner owner) noexcept {
-    return reinterpret_cast<std::uintptr_t>(owner);
-  }
-  void count_text(Owner owner) noexcept;
-  void uncount_text(Owner owner) noexcept;
   Block& block(Place place) const noexcept { return *blocks_[place >> kBlockBits]; }
   Token token(Place place) const noexcept { return block(place).tokens[place % kBlockTokens]; }
   Links& links(std::size_t order, Place place) const noexcept {
@@ -111,13 +103,16 @@ class RunningTexts {
   Table& table(std::size_t order, std::uint64_t hash) noexcept {
     return tables_[order][hash >> (64 - kTableBits)];
   }
+  const Table& table(std::size_t order, std::uint64_t hash) const noexcept {
+    return tables_[order][hash >> (64 - kTableBits)];
+  }
   std::uint64_t hash(const Token* end, std::size_t order) const noexcept {
     const std::int32_t length = Datastore::kOrders[order];
     return hash_tokens(end - length, length, seed_);
   }
   std::int64_t copy_before(Place place, std::int64_t most, Token* end) const noexcept;
-  Table::Entry* entry_of(std::uint64_t hash, const Token* end, std::size_t order) noexcept;
-  Place latest(std::uint64_t hash, const Token* end, std::size_t order) const noexcept;
+  const Table::Entry* entry_of(std::uint64_t hash, const Token* end,
+                               std::size_t order) const noexcept;
   void prefetch_entry(std::uint64_t hash, std::size_t order) const noexcept;
   bool make_room(Table& table);
   Place add_block(Owner owner);
@@ -133,7 +128,6 @@ class RunningTexts {
   const std::uint64_t seed_;
   std::atomic<std::int32_t> num_running_{0};
   std::atomic<std::int32_t> num_entered_{0};  // of these, those with text here
-  std::atomic<std::uintptr_t> owners_{0};     // the sum of their numbers
 
   mutable PhaseFairMutex mutex_{ForkGuard::Turn::kRunningTexts};  // of all below
   std::uint64_t cleared_ = 0;                                     // how often

@@ -26,6 +26,7 @@ EXTRAS = {
     "fsspec": "fleet",
     "gguf": "demo",
     "httpx": "proxy",
+    "matplotlib": "plot",
     "ray": "ray",
     "tokenizers": "cli",
     "uvicorn": "proxy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.cli.options import FILE, ray_option
+from fastdraft.cli.options import FILE, NUMBER, open_datastore, ray_option
 from fastdraft.cluster import Cluster
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
@@ -147,6 +148,39 @@ def info(file: Path) -> None:
         click.echo(f"bytes        {store.bytes:,} ({store.bytes / max(len(store), 1):.1f} a token)")
         tokenizer = "not known" if store.fingerprint is None else store.fingerprint.hex()
         click.echo(f"tokenizer    {tokenizer}")
+
+
+@datastore.command()
+@click.argument("file", type=FILE)
+@click.argument("text")
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, path_type=Path),
+    help="The tokenizer.json that the store was built with, or its folder. Without it, TEXT is "
+    "token ids, such as '17 4 99'.",
+)
+@click.option("--most", type=NUMBER, default=8, show_default=True, help="How many places to show.")
+@click.option(
+    "--tokens", type=NUMBER, default=16, show_default=True, help="How many tokens of each to show."
+)
+def query(file: Path, text: str, tokenizer: Path | None, most: int, tokens: int) -> None:
+    """Show where the last tokens of TEXT occur in a frozen datastore, and what follows them."""
+    texts = None if tokenizer is None else TextTokenizer(tokenizer)
+    if texts is not None:
+        (wanted,) = texts.encode([text])
+    elif not re.fullmatch(r"\d+( \d+)*", text):
+        raise click.UsageError(
+            f"text needs --tokenizer, and token ids look like '17 4', got {text!r}"
+        )
+    else:
+        wanted = [int(each) for each in text.split()]
+    with open_datastore(file, texts) as store:
+        found = store.find(wanted, most=most)
+        click.echo(f"{len(found)} places")
+        for place in found:
+            ids = store.read(place.next, tokens).tolist()
+            follows = " ".join(map(str, ids)) if texts is None else repr(texts.decode(ids))
+            click.echo(f"{place.length} tokens, at {place.next:,}: {follows}")
 
 
 class _Part(NamedTuple):

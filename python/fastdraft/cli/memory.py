@@ -1,4 +1,4 @@
-"""`fastdraft memory`: what the replicas of a fleet publish, listed and forgotten."""
+"""`fastdraft memory`: what the replicas of a fleet publish, listed, pinned and forgotten."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -81,38 +82,84 @@ def memory() -> None:
     """
 
 
+def _held(published: Published) -> tuple[Manifest, Counter[str], Counter[str]]:
+    """The manifest, and the tokens and bytes of each namespace."""
+    manifest = published.latest()
+    tokens, size = Counter[str](), Counter[str]()
+    for pack in published.current(manifest):
+        head = published.head(pack)
+        if head is not None:
+            for name, entry in zip(head.names, head.index, strict=True):
+                if not manifest.stale(pack, name):
+                    tokens[name] += int(entry["tokens"])
+                    size[name] += int(entry["size"])
+    return manifest, tokens, size
+
+
 @memory.command()
 @click.argument("url")
 def ls(url: str) -> None:
     """List the namespaces, by what stands for their names."""
     for published in _published(url):
-        manifest = published.latest() or Manifest()
-        tokens, size = Counter[str](), Counter[str]()
-        for pack in (*manifest.packs, *published.waiting(manifest).values()):
-            head = published.head(pack)
-            if head is not None:
-                for name, entry in zip(head.names, head.index, strict=True):
-                    if not manifest.stale(pack, name):
-                        tokens[name] += int(entry["tokens"])
-                        size[name] += int(entry["size"])
+        manifest, tokens, size = _held(published)
         packs = f"{manifest.bytes:,} bytes in {len(manifest.packs)} packs"
         click.echo(f"model {published.group}, manifest {manifest.number}, {packs}")
         for name in sorted(tokens):
-            click.echo(f"  {name}  {tokens[name]:>14,} tokens  {size[name]:>16,} bytes")
+            pinned = ", pinned" if name in manifest.pinned else ""
+            click.echo(f"  {name}  {tokens[name]:>14,} tokens  {size[name]:>16,} bytes{pinned}")
 
 
 @memory.command()
 @click.argument("url")
-@click.argument("namespace", required=False)
-@click.option("--salt", help="Its cache_salt.")
-@click.option("--adapter", help="Its LoRA adapter.")
-@click.option("--unnamed", is_flag=True, help="The one of requests that have none.")
-@click.option("--id", help="What stands for it, as `ls` shows it.")
+def du(url: str) -> None:
+    """Show the bytes of namespaces, the largest first, and of each model."""
+    for published in _published(url):
+        _, _, size = _held(published)
+        for name, count in size.most_common():
+            click.echo(f"{count:>16,}  {name}")
+        click.echo(f"{size.total():>16,}  model {published.group}")
+
+
+def _named(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--id", help="What stands for it, as `ls` shows it."),
+        click.option("--unnamed", is_flag=True, help="The one of requests that have none."),
+        click.option("--adapter", help="Its LoRA adapter."),
+        click.option("--salt", help="Its cache_salt."),
+        click.argument("namespace", required=False),
+        click.argument("url"),
+    ):
+        command = option(command)
+    return command
+
+
+@memory.command()
+@_named
+@click.option("--off", is_flag=True, help="No longer.")
+def pin(url: str, off: bool, **named: Any) -> None:
+    """Keep a namespace when there is more text than the replicas allow."""
+    found = False
+    for published in _published(url):
+        manifest, tokens, _ = _held(published)
+        names = set(_ids(published, **named)) & (tokens.keys() | manifest.pinned)
+        if names:
+            found = True
+            manifest = published.pin(names, pinned=not off)
+            _say(published, manifest, "no longer pinned" if off else "pinned")
+    if not found:
+        raise InvalidValueError("no model has text of this namespace")
+
+
+@memory.command()
+@_named
 def forget(url: str, **named: Any) -> None:
     """Remove all text of a namespace: what is published now, and from replicas when they refresh.
 
     What a request says after that is remembered again.
     """
     for published in _published(url):
-        manifest = published.forget(_ids(published, **named))
-        click.echo(f"{published.group[:16]}: forgotten, manifest {manifest.number}")
+        _say(published, published.forget(_ids(published, **named)), "forgotten")
+
+
+def _say(published: Published, manifest: Manifest, what: str) -> None:
+    click.echo(f"{published.group[:16]}: {what}, manifest {manifest.number}")

@@ -10,12 +10,16 @@ from typing import Any
 
 import click
 
+from fastdraft.datastore import Datastore
+from fastdraft.replay.tokenizer import TextTokenizer
+
 __all__ = [
     "FILE",
     "NEW_FILE",
     "NUMBER",
     "command_line",
     "model_options",
+    "open_datastore",
     "ray_option",
     "read_text",
     "write_text",
@@ -70,6 +74,15 @@ ray_option = click.option(
     help="Work on the Ray cluster at this address, or on the one that 'auto' finds; fastdraft and "
     "the files must be on all of its nodes.",
 )
+
+
+def open_datastore(path: Path, texts: TextTokenizer | None) -> Datastore:
+    """A frozen store, refused if it says that its tokens are not those of `texts`."""
+    store = Datastore.open(path)
+    if store.fingerprint is None or texts is None:
+        return store
+    store.close()
+    return Datastore.open(path, fingerprint=texts.fingerprint())
 
 
 def read_text(path: Path) -> str:

@@ -10,12 +10,12 @@ import click
 from rich.console import Console
 
 import fastdraft
-from fastdraft import Datastore
 from fastdraft.cli.options import (
     FILE,
     NEW_FILE,
     NUMBER,
     command_line,
+    open_datastore,
     ray_option,
     write_text,
 )
@@ -36,10 +36,11 @@ from fastdraft.replay import (
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.answer import html_report
 from fastdraft.replay.display import progress
-from fastdraft.replay.importers import Importer
+from fastdraft.replay.importers import FORMS, Importer
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
+from fastdraft.replay.plot import check_image, plot_speeds
 from fastdraft.replay.records import Encode
 from fastdraft.replay.results import as_json
 from fastdraft.replay.samples import SAMPLE, Pieces
@@ -53,6 +54,12 @@ TABLE_WIDTH = 120
 
 @click.command()
 @click.argument("logs", metavar="LOGS...", nargs=-1, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMS)),
+    help="The form of the logs.  [default: recognised by each line]",
+)
 @click.option("--sample", is_flag=True, help="Replay the few requests that come with fastdraft.")
 @click.option(
     "--drafter",
@@ -127,9 +134,13 @@ TABLE_WIDTH = 120
     "--report", "report_file", type=NEW_FILE, help="Write a page for a colleague: what it is worth."
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
+@click.option(
+    "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
+)
 @ray_option
 def replay(
     logs: tuple[Path, ...],
+    form: str | None,
     sample: bool,
     drafters: tuple[str, ...],
     peers: bool,
@@ -146,6 +157,7 @@ def replay(
     html: Path | None,
     report_file: Path | None,
     json_file: Path | None,
+    plot: Path | None,
     address: str | None,
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
@@ -175,6 +187,10 @@ def replay(
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
 
+    # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
+    if plot is not None:
+        check_image(plot)
+
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
     pieces = Pieces()
@@ -182,14 +198,14 @@ def replay(
     if sample:
         families = _read([SAMPLE], pieces.encode, references=prediction)
     else:
-        convert = Importer(texts)
+        convert = Importer(texts, form=form)
         families = _read(logs, texts.encode, references=prediction, convert=convert)
     if shown is not None:
         families = _up_to(families, shown)
     # What tokens the records hold is known of text, or where the user names the tokenizer.
     is_known = tokenizer is not None or texts.is_loaded
     decode = pieces.decode if sample else texts.decode if is_known else None
-    stores = [_open(path, texts if is_known else None) for path in datastores]
+    stores = [open_datastore(path, texts if is_known else None) for path in datastores]
     settings = [
         setting
         for name in dict.fromkeys(drafters)
@@ -245,6 +261,8 @@ def replay(
             "command": command_line(),
         }
         write_results(json_file, {**about, "runs": as_json(results)})
+    if plot is not None:
+        plot_speeds(plot, results)
     if html is not None:
         requests = 1 if shown is not None else sum(map(len, families.values()))
         title = f"{requests:,} recorded requests, replayed"
@@ -252,14 +270,6 @@ def replay(
     if report_file is not None:
         ours = [each for each in traces if ", default, " in each.title]
         write_text(report_file, html_report(results, ours))
-
-
-def _open(path: Path, texts: TextTokenizer | None) -> Datastore:
-    """A frozen store, refused if it says that its tokens are not those of `texts`."""
-    store = Datastore.open(path)
-    if store.fingerprint is None or texts is None:
-        return store
-    return Datastore.open(path, fingerprint=texts.fingerprint())
 
 
 def _read(

@@ -107,12 +107,14 @@ class Schedule:
     ) -> tuple[int, NDArray[np.float64]]:
         """What drafting for `requests` may come to: the tokens of the longest draft, and the
         accepted ones of each, float64 (requests,)."""
-        numbers = self.numbers(requests, time)
-        gains = [
-            self.estimator.gains(request, self.estimator.begin(request), number)[-1]
-            for request, number in zip(requests, numbers, strict=True)
-        ]
-        return max(numbers), np.array(gains)
+        return self._expected(requests, self.numbers(requests, time))
+
+    def _expected(
+        self, requests: Sequence[Hashable], numbers: Sequence[int]
+    ) -> tuple[int, NDArray[np.float64]]:
+        begin, gains = self.estimator.begin, self.estimator.gains
+        pairs = zip(requests, numbers, strict=True)
+        return max(numbers), np.array([gains(each, begin(each), most)[-1] for each, most in pairs])
 
     def pass_by(self, request: Hashable) -> None:
         """Passes a step of the request without a draft of the model."""
@@ -220,11 +222,7 @@ class Adaptive(Schedule):
         self, requests: Sequence[Hashable], time: DraftTime
     ) -> tuple[int, NDArray[np.float64]]:
         number = 1 + int(self._rates(requests, time).argmax())
-        gains = [
-            self.estimator.gains(request, self.estimator.begin(request), number)[-1]
-            for request in requests
-        ]
-        return number, np.array(gains)
+        return self._expected(requests, [number] * len(requests))
 
     def goes_on(
         self,

@@ -8,8 +8,8 @@ import hmac
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
 
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.fleet.objects import LocalObjects, RemoteObjects
@@ -17,7 +17,7 @@ from fastdraft.fleet.sealed import Chunk, Head, digest, seal
 
 __all__ = ["Manifest", "Pack", "Published", "groups"]
 
-FORMAT = 3
+FORMAT = 4
 _MOST_MANIFEST = 1 << 26
 _MOST_OBJECT = 1 << 40
 _MOST_NUMBER = 10**20
@@ -29,7 +29,7 @@ _MOST_PACK = 1 << 26
 _LEAST_PACK = 1 << 18
 # A pack is written again when this many times fewer bytes come after it.
 _GROWTH = 4
-# For this many manifests, what was joined stays, for those who are reading it.
+# For this many manifests, what is gone stays, for those who are reading it.
 HISTORY = 8
 # Text that is published this many manifests late is refused, so what was forgotten earlier need not
 # be known.
@@ -37,8 +37,9 @@ _HORIZON = 1024
 _ATTEMPTS = 16
 
 _ID = re.compile("[0-9a-f]{64}", re.ASCII)
-_TEXT = re.compile("[0-9]{20}-[0-9]{20}-[0-9a-f]{16}-[0-9a-f]{64}", re.ASCII)
-_PACK = re.compile("[0-9]{20}-[0-9a-f]{64}", re.ASCII)
+_OBJECT = re.compile(
+    "(text/[0-9]{20}-[0-9]{20}-[0-9a-f]{16}|packs/[0-9]{20})-[0-9a-f]{64}", re.ASCII
+)
 _NUMBER = re.compile("[0-9]{20}", re.ASCII)
 
 
@@ -66,38 +67,25 @@ class Pack(NamedTuple):
         return int(self.name.split("-")[1])
 
 
-class Joined(NamedTuple):
-    """What a manifest put others in the place of."""
-
-    number: int
-    """The manifest's."""
-    sources: tuple[Pack, ...]
-    """The objects that the text was in before: of no more use, and removed soon."""
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Which packs there are. It says what is not to be read any more; what it does not name was
-    published since."""
+    """Which packs there are. What it does not name was published since."""
 
     number: int = 0
     """0 stands for the one before the first."""
     packs: tuple[Pack, ...] = ()
     """Older text first."""
-    joined: tuple[Joined, ...] = ()
-    """Of the last manifests."""
+    gone: Mapping[str, int] = field(default_factory=dict)
+    """Objects that are of no more use, since their text is in packs or has left, and since which
+    manifest. They are removed some manifests later."""
     forgotten: Mapping[str, int] = field(default_factory=dict)
-    """Namespaces that were forgotten, and by which manifest: text that was said before is of no
-    use."""
+    """Namespaces that were forgotten, and by which manifest: earlier text is of no use."""
+    pinned: frozenset[str] = frozenset()
+    """Namespaces that stay when there is too much text."""
 
     @property
     def bytes(self) -> int:
         return sum(pack.size for pack in self.packs)
-
-    @property
-    def sources(self) -> dict[str, Pack]:
-        """The objects that are of no more use."""
-        return {pack.name: pack for each in self.joined for pack in each.sources}
 
     @property
     def late(self) -> int:
@@ -110,6 +98,11 @@ class Manifest:
         return number < max(self.forgotten.get(namespace, 0), self.number - _HORIZON)
 
 
+_NONE = Manifest()
+_Chunks = dict[str, Chunk | None]
+_Found = TypeVar("_Found")
+
+
 class Published:
     """What is published of one model under a URL.
 
@@ -120,17 +113,26 @@ class Published:
         objects: Those below the URL.
         secret: The operator's key.
         group: Stands for the model and its tokenizer.
+        refused: Called with the name and the error of each object that is left out.
 
     Attributes:
-        refused: Called with the name and the error of each object that is left out.
+        left_out: The names of objects that are left out.
     """
 
-    def __init__(self, objects: LocalObjects | RemoteObjects, secret: bytes, group: str) -> None:
+    def __init__(
+        self,
+        objects: LocalObjects | RemoteObjects,
+        secret: bytes,
+        group: str,
+        refused: Callable[[str, Exception], None] = lambda *_: None,
+    ) -> None:
         self.group = group
-        self.refused: Callable[[str, Exception], None] = lambda *_: None
+        self.left_out: set[str] = set()
+        self._refused = refused
         self._objects = objects
         self._secret = secret
-        self._bad: set[str] = set()
+        self._bad: set[str] = set()  # objects, and entries of objects
+        self._lost: set[str] = set()  # objects that were not there when they were read
 
     def id_of(self, namespace: Hashable) -> str:
         """What stands for a namespace. Raises InvalidValueError for a name that is no data."""
@@ -138,20 +140,18 @@ class Published:
 
     def owned(self) -> bool:
         """Whether something here was written with this key."""
-        if self.latest() is not None:
-            return True
-        return any(self.head(each) is not None for each in self.texts().values())
+        return bool(self.latest().number) or any(map(self.head, self.texts().values()))
 
     # --- Objects with text ---
 
     def texts(self) -> dict[str, Pack]:
         """What replicas published and was not removed yet, older text first."""
-        return dict(sorted(self._ls("text", _TEXT).items()))
+        return self._ls("text")
 
-    def waiting(self, manifest: Manifest) -> dict[str, Pack]:
-        """What was published and is not in a manifest's packs yet, older text first."""
-        gone = manifest.sources
-        return {name: pack for name, pack in self.texts().items() if name not in gone}
+    def current(self, manifest: Manifest) -> list[Pack]:
+        """The objects whose text counts, older text first: packs, and what was published since."""
+        texts = self.texts().items()
+        return [*manifest.packs, *(pack for name, pack in texts if name not in manifest.gone)]
 
     def put_text(self, replica: str, sequence: int, seen: int, chunks: Mapping[str, Chunk]) -> Pack:
         """Publishes what a replica said in namespaces. When this returns it is there."""
@@ -159,7 +159,7 @@ class Published:
         return self._put(place, {name: [chunk] for name, chunk in chunks.items()})
 
     def head(self, pack: Pack, ahead: int = _AHEAD) -> Head | None:
-        """What a pack holds; None where it is left out. Raises FileNotFoundError.
+        """What a pack holds; None where it is left out. Raises FileNotFoundError the first time.
 
         Args:
             pack: The pack.
@@ -175,25 +175,25 @@ class Published:
                 raise DatastoreError("it is damaged, or not of this key and place")
             return Head.parse(content, size, pack.size)
 
-        return self._twice(pack.name, read)  # type: ignore[no-any-return]
+        return self._twice(pack.name, read)
 
     def chunk(self, pack: Pack, head: Head, entry: int) -> Chunk | None:
-        """An entry of a pack; None where it is left out. Raises FileNotFoundError."""
+        """An entry of a pack; None where it is left out. Raises as `head`."""
         first, last = head.span(entry)
         with contextlib.suppress(DatastoreError):
             if last <= len(head.content):
                 return head.chunk(entry, head.content[first:last])
-        name = f"{pack.name}#{entry}"
-        return self._twice(  # type: ignore[no-any-return]
-            name, lambda: head.chunk(entry, self._read(pack, first, last))
+        return self._twice(
+            f"{pack.name}#{entry}", lambda: head.chunk(entry, self._read(pack, first, last))
         )
 
     def _chunks(self, pack: Pack) -> dict[str, Chunk | None] | None:
-        """All that a pack holds by namespace; None where it is left out."""
-        head = self.head(pack, pack.size)
-        if head is None:
-            return None
-        return {name: self.chunk(pack, head, entry) for entry, name in enumerate(head.names)}
+        """All that a pack holds by namespace; None where it is left out, or gone."""
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            head = self.head(pack, pack.size)
+            if head is not None:
+                return {name: self.chunk(pack, head, at) for at, name in enumerate(head.names)}
+        return None
 
     def _put(self, place: str, chunks: Mapping[str, Iterable[Chunk]]) -> Pack:
         head, text = seal(chunks)
@@ -213,46 +213,56 @@ class Published:
             raise DatastoreError(f"it must have {pack.size} bytes, and ends before {last}")
         return content
 
-    def _twice(self, name: str, read: Callable[[], Any]) -> Any:
+    def _twice(self, name: str, read: Callable[[], _Found]) -> _Found | None:
         """What `read` returns; None where that fails again, and from then on."""
         if name in self._bad:
             return None
-        for attempt in range(2):
+        whole = name.partition("#")[0]
+        failed: Exception
+        for _ in range(2):
             try:
                 return read()
             except (DatastoreError, PermissionError) as error:
-                if attempt:
-                    self._bad.add(name)
-                    self.refused(name.partition("#")[0], error)
+                failed = error
+            except FileNotFoundError as error:
+                # It may be gone since it was listed. One that is gone the next time is missing.
+                if whole not in self._lost:
+                    self._lost.add(whole)
+                    raise
+                failed = error
+        self._bad.add(name)
+        if whole not in self.left_out:
+            self.left_out.add(whole)
+            self._refused(whole, failed)
         return None
 
-    def _ls(self, folder: str, form: re.Pattern[str]) -> dict[str, Pack]:
+    def _ls(self, folder: str) -> dict[str, Pack]:
+        found = sorted(self._objects.ls(f"{self.group}/{folder}").items())
+        named = [(f"{folder}/{name}", size) for name, size in found]
         return {
-            f"{folder}/{name}": Pack(f"{folder}/{name}", size)
-            for name, size in self._objects.ls(f"{self.group}/{folder}").items()
-            if form.fullmatch(name) and size is not None and 0 < size <= _MOST_OBJECT
+            name: Pack(name, size)
+            for name, size in named
+            if _OBJECT.fullmatch(name) and size is not None and 0 < size <= _MOST_OBJECT
         }
 
     # --- The manifest ---
 
-    def latest(self, after: int = 0) -> Manifest | None:
-        """The last sound manifest whose number is greater than `after`. Raises OSError."""
-        return self._latest(after)[0]
+    def latest(self, known: Manifest = _NONE) -> Manifest:
+        """The last sound manifest; `known` where none is later. Raises OSError."""
+        return self._latest(known)[0]
 
-    def _latest(self, after: int = 0) -> tuple[Manifest | None, int]:
+    def _latest(self, known: Manifest = _NONE) -> tuple[Manifest, int]:
         """And the first number after it that no file has."""
         found = self._objects.ls(f"{self.group}/manifests")
         sizes = {int(name): size for name, size in found.items() if _NUMBER.fullmatch(name)}
-        manifest = None
-        for number in sorted(sizes, reverse=True):
-            if number <= after:
-                break
+        manifest = known
+        for number in sorted((each for each in sizes if each > known.number), reverse=True):
             with contextlib.suppress(FileNotFoundError):  # removed: there is a later one
-                manifest = self._manifest(number, sizes[number] or 0)
-            if manifest is not None:
+                manifest = self._manifest(number, sizes[number] or 0) or known
+            if manifest is not known:
                 break
         # Damaged and foreign ones keep their numbers.
-        free = 1 + (after if manifest is None else manifest.number)
+        free = manifest.number + 1
         while free in sizes:
             free += 1
         return manifest, free
@@ -265,17 +275,11 @@ class Published:
                 raise DatastoreError(f"it must have 1 to {_MOST_MANIFEST} bytes, got {size}")
             return self._parse(number, self._read(Pack(name, size), 0, size))
 
-        return self._twice(name, read)  # type: ignore[no-any-return]
+        return self._twice(name, read)
 
     def _write(self, manifest: Manifest) -> bool:
         """Publishes a manifest; whether it has its number, and no other manifest does."""
-        content = {
-            "format": FORMAT,
-            "number": manifest.number,
-            "packs": manifest.packs,
-            "joined": manifest.joined,
-            "forgotten": dict(sorted(manifest.forgotten.items())),
-        }
+        content = {"format": FORMAT, **asdict(manifest), "pinned": sorted(manifest.pinned)}
         body = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
         text = f"{body}\n{self._manifest_mac(manifest.number, body)}\n".encode()
         name = f"{self.group}/manifests/{manifest.number:020d}"
@@ -313,7 +317,8 @@ class Published:
         left as it is.
 
         Args:
-            max_bytes: The most bytes of all packs. Beyond it the oldest pack leaves.
+            max_bytes: The most bytes of all packs. Beyond it the oldest text leaves, but for that
+                of pinned namespaces.
 
         Returns the manifest that says so, or the last one where there was nothing to do. O(text)
         amortised by a factor that grows with the logarithm of all text.
@@ -323,160 +328,146 @@ class Published:
             DatastoreError: Others were first again and again.
         """
 
-        def attempt(base: Manifest, number: int) -> Manifest:
+        def attempt(base: Manifest, number: int, texts: list[Pack]) -> Manifest:
             most = min(_MOST_PACK, max(_LEAST_PACK, max_bytes // 16))
-            texts = list(self.waiting(base).values())
-            packs, inputs, joined = list(base.packs), list[Pack](), list[Joined]()
-            size = sum(each.size for each in texts)
+            packs, small = list(base.packs), list[Pack]()
+            size = sum(text.size for text in texts)
             while packs and size < most and packs[-1].size <= min(_GROWTH * size, most):
-                inputs.insert(0, packs.pop())
-                size += inputs[0].size
-            made = self._joined(base, number, [*inputs, *texts]) if texts else None
-            taken = () if made is None else made[1].sources
-            packs += [each for each in inputs if each not in taken]
-            if made is not None:
-                joined.append(made[1])
-                packs += [] if made[0] is None else [made[0]]
-            while sum(each.size for each in packs) > max_bytes:
-                joined.append(Joined(number, (packs.pop(0),)))
-            return self._changed(base, number, packs, joined)
+                small.insert(0, packs.pop())
+                size += small[0].size
+            taken: dict[Pack, _Chunks] = {}
+            for pack in (*small, *texts):
+                found = self._chunks(pack)
+                if found is not None and None not in found.values():
+                    taken[pack] = found
+                if sum(each.size for each in taken) > _MOST_JOINED:
+                    break
+            if not any(pack.replica for pack in taken):
+                taken = {}  # packs alone are not written again
+            packs += [pack for pack in small if pack not in taken]
+            packs += self._packed(base, number, taken)
+            for pack in list(packs):
+                if sum(each.size for each in packs) > max_bytes:
+                    place = packs.index(pack)
+                    pinned = base.pinned
+                    kept = self._kept(base, number, pack, pinned.__contains__) if pinned else []
+                    packs[place : place + 1] = kept
+            return _with(base, number, packs, taken)
 
         return self._change(attempt)
 
     def forget(self, namespaces: Iterable[str]) -> Manifest:
         """Removes all text of namespaces, by what stands for them: see `id_of`.
 
-        When this returns, no object that can be read holds any of it. Replicas forget what they
-        have of it when they follow the manifest. Raises as `join`.
+        When this returns, no object that can be read holds any of it, and they are not pinned.
+        Replicas forget what they have of it when they follow the manifest. Raises as `join`.
         """
         names = set(namespaces)
 
-        def attempt(base: Manifest, number: int) -> Manifest:
-            packs, joined = list[Pack](), list[Joined]()
-            for pack in (*base.packs, *self.waiting(base).values()):
-                kept = self._without(base, number, pack, names)
-                if kept is not None:
-                    joined.append(kept[1])
-                    packs += [] if kept[0] is None else [kept[0]]
-                elif not pack.replica:
-                    packs.append(pack)
-            return self._changed(base, number, packs, joined, names)
+        def attempt(base: Manifest, number: int, texts: list[Pack]) -> Manifest:
+            packs, taken = list[Pack](), list[Pack]()
+            for pack in (*base.packs, *texts):
+                kept = self._kept(base, number, pack, lambda name: name not in names)
+                if kept != [pack]:
+                    taken.append(pack)
+                if kept != [pack] or not pack.replica:
+                    packs += kept
+            return replace(
+                _with(base, number, packs, taken),
+                forgotten={**base.forgotten, **dict.fromkeys(names, number)},
+                pinned=base.pinned - names,
+            )
 
         self._change(attempt)
         # What was published meanwhile, and what killed processes have left, may hold it too.
         manifest = self.join()
-        self._remove(manifest.sources.values())
+        self._remove(manifest.gone)
         return manifest
 
-    def _joined(
-        self, base: Manifest, number: int, inputs: list[Pack]
-    ) -> tuple[Pack | None, Joined] | None:
-        """A pack with the text of others, as far as they can be read."""
-        chunks: dict[str, list[Chunk]] = {}
-        taken: list[Pack] = []
-        size = 0
-        for pack in inputs:
-            if size > _MOST_JOINED:
-                break
-            try:
-                found = self._chunks(pack)
-            except FileNotFoundError:
-                continue  # another process was first
-            if found is None or None in found.values():
-                continue
-            for name, chunk in found.items():
-                if chunk is not None and not base.stale(pack, name):
-                    chunks.setdefault(name, []).append(chunk)
-            taken.append(pack)
-            size += pack.size
-        # Packs alone are not written again.
-        new = any(pack.replica for pack in taken)
-        return self._replaced(number, taken, chunks) if new else None
+    def pin(self, namespaces: Iterable[str], *, pinned: bool = True) -> Manifest:
+        """Keeps namespaces when there is too much text, or no longer. Raises as `join`."""
+        names = frozenset(namespaces)
+        return self._change(
+            lambda base, *_: replace(
+                base, pinned=base.pinned | names if pinned else base.pinned - names
+            )
+        )
 
-    def _without(
-        self, base: Manifest, number: int, pack: Pack, names: set[str]
-    ) -> tuple[Pack | None, Joined] | None:
-        """A pack without some namespaces; None where it has none of them, or cannot be read."""
-        try:
+    def _kept(
+        self, base: Manifest, number: int, pack: Pack, keep: Callable[[str], bool]
+    ) -> list[Pack]:
+        """What takes the place of a pack to lose namespaces: itself where it has none of them, or
+        cannot be read."""
+        with contextlib.suppress(FileNotFoundError):
             head = self.head(pack)
-            if head is None or names.isdisjoint(head.names):
-                return None
-            found = self._chunks(pack) or {}
-        except FileNotFoundError:
-            return None
-        chunks = {
-            name: [chunk]
-            for name, chunk in found.items()
-            if chunk is not None and name not in names and not base.stale(pack, name)
-        }
-        return self._replaced(number, [pack], chunks)
+            if head is not None and not all(map(keep, head.names)):
+                chunks = self._chunks(pack)
+                if chunks is not None:
+                    return self._packed(base, number, {pack: chunks}, keep)
+        return [pack]
 
-    def _replaced(
-        self, number: int, sources: list[Pack], chunks: dict[str, list[Chunk]]
-    ) -> tuple[Pack | None, Joined]:
-        pack = self._put(f"packs/{number:020d}", chunks) if chunks else None
-        return pack, Joined(number, tuple(sources))
-
-    def _changed(
+    def _packed(
         self,
         base: Manifest,
         number: int,
-        packs: list[Pack],
-        joined: list[Joined],
-        names: Iterable[str] = (),
-    ) -> Manifest:
-        """A manifest with other packs, that forgets names; `base` where nothing is other."""
-        there = {**self._ls("text", _TEXT), **self._ls("packs", _PACK)}
-        named = {*base.packs, *packs, *base.sources.values()}
-        named |= {pack for each in joined for pack in each.sources}
-        # Packs of processes that were killed, or were not the first. One of this number may be of a
-        # process that is at work.
-        left = [
-            pack
-            for pack in there.values()
-            if not pack.replica and pack not in named and pack.number < number
-        ]
-        if left:
-            joined.append(Joined(number, tuple(left)))
-        if not joined and not names and tuple(packs) == base.packs:
-            return base
-        # What is still there must stay named, or it would be taken for new text.
-        kept = [
-            each
-            for each in base.joined
-            if each.number > number - HISTORY or any(pack.name in there for pack in each.sources)
-        ]
-        forgotten = {name: at for name, at in base.forgotten.items() if at > number - _HORIZON}
-        forgotten |= dict.fromkeys(names, number)
-        return Manifest(number, tuple(packs), (*kept, *joined), forgotten)
+        taken: Mapping[Pack, _Chunks],
+        keep: Callable[[str], bool] = lambda _: True,
+    ) -> list[Pack]:
+        """A pack with what others hold, if that is anything that can be read and is to be kept."""
+        chunks: dict[str, list[Chunk]] = {}
+        for pack, found in taken.items():
+            for name, chunk in found.items():
+                if chunk is not None and keep(name) and not base.stale(pack, name):
+                    chunks.setdefault(name, []).append(chunk)
+        return [self._put(f"packs/{number:020d}", chunks)] if chunks else []
 
-    def _change(self, attempt: Callable[[Manifest, int], Manifest]) -> Manifest:
+    def _change(self, attempt: Callable[[Manifest, int, list[Pack]], Manifest]) -> Manifest:
+        """Publishes a manifest, or returns the last one where there is nothing to change.
+
+        `attempt` makes it from the last one, its number, and what was published since. It is called
+        again where another process was first.
+        """
         for _ in range(_ATTEMPTS):
             base, number = self._latest()
-            base = base or Manifest()
-            old = [each for each in base.joined if each.number <= number - HISTORY]
-            self._remove(pack for each in old for pack in each.sources)
-            manifest = attempt(base, number)
-            if manifest is base:
+            self._remove(name for name, at in base.gone.items() if at <= number - HISTORY)
+            there = {**self.texts(), **self._ls("packs")}
+            new = [pack for name, pack in there.items() if name not in base.gone]
+            made = attempt(base, number, [pack for pack in new if pack.replica])
+            # Packs of processes that were killed, or were not the first. One of this number may be
+            # of a process that is at work.
+            left = [
+                pack.name
+                for pack in new
+                if not pack.replica and pack not in base.packs and pack.number < number
+            ]
+            if made == base and not left:
                 return base
-            if self._write(manifest):
-                self._clean(base, manifest)
-                return manifest
+            # What is still there must stay named, or it would be taken for new text.
+            gone = {
+                name: at
+                for name, at in {**made.gone, **dict.fromkeys(left, number)}.items()
+                if at > number - HISTORY or name in there
+            }
+            forgotten = {name: at for name, at in made.forgotten.items() if at > number - _HORIZON}
+            made = replace(made, number=number, gone=gone, forgotten=forgotten)
+            if self._write(made):
+                self._clean(base, made)
+                return made
         raise DatastoreError(f"other processes were first {_ATTEMPTS} times; try again")
 
     def _clean(self, base: Manifest, manifest: Manifest) -> None:
         """Removes what is of no more use; what cannot be removed now goes the next time."""
         # Text that is to be forgotten may be in what was published before that was known.
-        new = [pack for name, pack in manifest.sources.items() if name not in base.sources]
-        self._remove(pack for pack in new if pack.replica and pack.number < manifest.late)
+        new = [Pack(name, 0) for name in manifest.gone.keys() - base.gone.keys()]
+        self._remove(each.name for each in new if each.replica and each.number < manifest.late)
         with contextlib.suppress(OSError):
             for name in self._objects.ls(f"{self.group}/manifests"):
                 if _NUMBER.fullmatch(name) and int(name) <= manifest.number - HISTORY:
                     self._objects.remove(f"{self.group}/manifests/{name}")
 
-    def _remove(self, packs: Iterable[Pack]) -> None:
-        for pack in packs:
-            self._objects.remove(f"{self.group}/{pack.name}")
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._objects.remove(f"{self.group}/{name}")
 
 
 def groups(
@@ -484,19 +475,23 @@ def groups(
     secret: bytes,
     refused: Callable[[str, Exception], None] = lambda *_: None,
 ) -> list[Published]:
-    """What is published under a URL with a key, of each model; see `Published.refused`.
+    """What is published under a URL with a key, of each model; see `Published`.
 
     Raises InvalidValueError where nothing is, and says whether there is something of another key.
     """
     folders = [name for name, size in objects.ls().items() if size is None and _ID.fullmatch(name)]
-    found = [Published(objects, secret, name) for name in sorted(folders)]
-    for each in found:
-        each.refused = refused
+    found = [Published(objects, secret, name, refused) for name in sorted(folders)]
     owned = [each for each in found if each.owned()]
     if not owned:
         others = f"; {len(found)} models have text of another key" if found else ""
         raise InvalidValueError(f"nothing is published there with this key{others}")
     return owned
+
+
+def _with(base: Manifest, number: int, packs: list[Pack], taken: Iterable[Pack]) -> Manifest:
+    """A manifest with other packs, in whose place others and `taken` objects are."""
+    gone = [pack.name for pack in (*base.packs, *taken) if pack not in packs]
+    return replace(base, packs=tuple(packs), gone={**base.gone, **dict.fromkeys(gone, number)})
 
 
 def _manifest(number: int, value: Any) -> Manifest:
@@ -509,36 +504,25 @@ def _manifest(number: int, value: Any) -> Manifest:
     return Manifest(
         number,
         tuple(map(_pack, value["packs"])),
-        tuple(
-            Joined(_count(at, _MOST_NUMBER), tuple(map(_pack, sources)))
-            for at, sources in value["joined"]
-        ),
-        {_id(name): _count(at, _MOST_NUMBER) for name, at in value["forgotten"].items()},
+        {_named(_OBJECT, name): _count(at, _MOST_NUMBER) for name, at in value["gone"].items()},
+        {_named(_ID, name): _count(at, _MOST_NUMBER) for name, at in value["forgotten"].items()},
+        frozenset(_named(_ID, name) for name in value["pinned"]),
     )
 
 
 def _pack(value: Any) -> Pack:
     name, size = value
-    return Pack(_name(name), _count(size, _MOST_OBJECT))
+    return Pack(_named(_OBJECT, name), _count(size, _MOST_OBJECT))
 
 
-def _name(value: Any) -> str:
-    """The name of an object: no other can leave its folder."""
-    if isinstance(value, str):
-        folder, _, name = value.partition("/")
-        form = {"text": _TEXT, "packs": _PACK}.get(folder)
-        if form is not None and form.fullmatch(name):
-            return value
-    raise ValueError(f"the name {value!r}")
-
-
-def _id(value: Any) -> str:
-    if not isinstance(value, str) or not _ID.fullmatch(value):
-        raise ValueError(f"the namespace {value!r}")
-    return value
+def _named(form: re.Pattern[str], value: Any) -> str:
+    """A name of a form: no object's can leave its folder."""
+    if form.fullmatch(value) is None:
+        raise ValueError(f"the name {value!r}")
+    return str(value)
 
 
 def _count(value: Any, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
+    if type(value) is not int or not 0 <= value < most:
         raise ValueError(f"the number {value!r}")
     return value

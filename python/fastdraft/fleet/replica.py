@@ -110,8 +110,7 @@ class Replica:
         self.refreshed: Callable[[], None] | None = None
         self.memory = memory
         group = digest(secret, "fleet", model, fingerprint)
-        self._published = Published(Objects(url), secret, group)
-        self._published.refused = self._refuse
+        self._published = Published(Objects(url), secret, group, self._refused)
         self._id_of = functools.lru_cache(_MOST_NAMESPACES, typed=True)(self._published.id_of)
         self._interval = interval
         # Of this life: a replica that starts anew is another one.
@@ -120,12 +119,10 @@ class Replica:
         # Of each namespace the live store, and the position up to which it is published.
         self._cuts: dict[Hashable, tuple[Datastore, int]] = {}
         self._manifest = Manifest()
-        self._current: dict[str, Pack] = {}  # all objects that count, older text first
+        self._current: list[Pack] = []  # all objects that count, older text first
         # What replicas published and has entered the stores, or was there before they were read.
         self._folded: set[str] = set()
         self._heads: dict[str, Head] = {}
-        self._refused: set[str] = set()
-        self._lost: set[str] = set()  # objects that were not there, though they count
         self._lock = threading.Lock()  # of the two that follow
         self._asked: OrderedDict[Hashable, None] = OrderedDict()  # to be read
         self._active: OrderedDict[Hashable, Datastore | None] = OrderedDict()  # read, and followed
@@ -216,7 +213,7 @@ class Replica:
         with self._turn:
             self._guard("publish", self._publish)
 
-    def _guard(self, kind: str, call: Callable[[], None]) -> bool:
+    def _guard(self, kind: str, call: Callable[[], object]) -> bool:
         try:
             call()
         except Exception as error:
@@ -234,10 +231,8 @@ class Replica:
                 error,
             )
 
-    def _refuse(self, name: str, error: Exception) -> None:
-        if name not in self._refused:
-            self._refused.add(name)
-            self._fault("follow", DatastoreError(f"{name} is left out: {error}"))
+    def _refused(self, name: str, error: Exception) -> None:
+        self._fault("follow", DatastoreError(f"{name} is left out: {error}"))
 
     # --- Publishing ---
 
@@ -285,68 +280,68 @@ class Replica:
 
     def _follow(self) -> None:
         before = self._manifest
-        found = self._published.latest(before.number)
-        if found is not None:
-            forgotten = found.forgotten.items()
-            new = {name for name, at in forgotten if at > before.number}
-            if new:
-                self._forget(new)
-            self._manifest = found
+        manifest = self._published.latest(before)
+        forgotten = {name for name, at in manifest.forgotten.items() if at > before.number}
+        if forgotten:
+            self._forget(forgotten)
+        self._manifest = manifest
         texts = self._published.texts()
-        joined = self._manifest.sources
-        waiting = {name: pack for name, pack in texts.items() if name not in joined}
-        self._current = {pack.name: pack for pack in self._manifest.packs} | waiting
+        waiting = [pack for name, pack in texts.items() if name not in manifest.gone]
+        self._current = [*manifest.packs, *waiting]
+        names = {pack.name for pack in self._current}
+        self._heads = {name: head for name, head in self._heads.items() if name in names}
         self._sequence = max([self._sequence, *(1 + pack.sequence for pack in texts.values())])
         # Text enters from the objects that replicas published, which stay for a while after they
         # were joined. What is gone since this replica last looked is in the packs.
-        slept = self._manifest.number >= before.number + HISTORY or any(
-            pack.replica and name not in texts and name not in self._folded
-            for name, pack in joined.items()
-        )
+        known = texts.keys() | self._folded
+        gone = [name for name in manifest.gone if name.startswith("text/")]
+        slept = manifest.number >= before.number + HISTORY or not known.issuperset(gone)
         try:
             for name, pack in texts.items():
                 if name not in self._folded:
                     self._fold(pack)
-                    self._folded.add(name)
         except FileNotFoundError:
             slept = True
         if slept:
             for namespace in list(self._active):
                 self._leave(namespace)
                 self._asked[namespace] = None
-        self._folded = texts.keys() | joined.keys()
-        self._heads = {name: head for name, head in self._heads.items() if name in self._current}
+        self._folded = texts.keys() | set(gone)
         self._activate()
-        unread = [pack for name, pack in waiting.items() if name not in self._refused]
+        unread = [pack for pack in waiting if pack.name not in self._published.left_out]
         due = (
             len(unread) >= _JOINED_OBJECTS
             or sum(pack.size for pack in unread) >= _JOINED_BYTES
-            or any(pack.number < self._manifest.late for pack in unread)
+            or any(pack.number < manifest.late for pack in unread)
         )
         # About one of those that have published joins them.
         if due and random.random() * len({pack.replica for pack in unread}) < 1:
-            self._guard("join", self._join)
+            self._guard("join", lambda: self._published.join(_KEPT * self.memory.max_bytes))
 
     def _fold(self, pack: Pack) -> None:
         """Adds an object's text to the stores of the namespaces that are followed."""
-        if not self._active or (head := self._published.head(pack, _AHEAD)) is None:
-            return
-        for namespace in list(self._active):
-            with contextlib.suppress(InvalidValueError):
-                name = self._id_of(namespace)
-                entry = head.find(name)
-                if entry is not None and not self._manifest.stale(pack, name):
-                    chunk = self._published.chunk(pack, head, entry)
-                    self._add(namespace, [] if chunk is None else [chunk])
+        head = self._published.head(pack, _AHEAD) if self._active else None
+        found: dict[Hashable, Chunk | None] = {}
+        if head is not None:
+            for namespace in self._active:
+                with contextlib.suppress(InvalidValueError):
+                    name = self._id_of(namespace)
+                    entry = head.find(name)
+                    if entry is not None and not self._manifest.stale(pack, name):
+                        found[namespace] = self._published.chunk(pack, head, entry)
+        # All is read before any enters: an error here would have some of it enter twice.
+        self._folded.add(pack.name)
+        for namespace, chunk in found.items():
+            self._add(namespace, [chunk])
 
-    def _add(self, namespace: Hashable, chunks: list[Chunk]) -> None:
+    def _add(self, namespace: Hashable, chunks: list[Chunk | None]) -> None:
         store = self._active.get(namespace)
-        if store is None and chunks:
-            store = next(iter(self.memory.published(namespace, make=True)), None)
-            with self._lock:
-                self._active[namespace] = store
         try:
-            for chunk in chunks:
+            for chunk in filter(None, chunks):
+                if store is None:
+                    store = next(iter(self.memory.published(namespace, make=True)), None)
+                    with self._lock:
+                        self._active[namespace] = store
                 for text in texts_of(chunk):
                     if store is not None:
                         self.memory.publish(namespace, store, text)
@@ -379,34 +374,26 @@ class Replica:
             if len(self._active) > _MOST_NAMESPACES:
                 self._leave(next(iter(self._active)) if idle is None else idle)
 
-    def _read(self, name: str) -> list[Chunk]:
+    def _read(self, name: str) -> list[Chunk | None]:
         """What was published of a namespace, older text first, as much as the memory may take."""
-        chunks: list[Chunk] = []
+        chunks: list[Chunk | None] = []
         left = self.memory.max_bytes // _PART
-        for pack in reversed(self._current.values()):
+        for pack in reversed(self._current):
             if pack.replica == self._name or self._manifest.stale(pack, name):
                 continue
-            try:
-                head = self._heads.get(pack.name) or self._published.head(pack)
-                if head is None:
-                    continue
-                if sum(each.index.nbytes for each in self._heads.values()) > _MOST_HEADS:
-                    self._heads.clear()
-                self._heads[pack.name] = head
-                entry = head.find(name)
-                if entry is None:
-                    continue
-                left -= _TOKEN_BYTES * int(head.index["tokens"][entry])
-                if left < 0:
-                    break
-                chunk = self._published.chunk(pack, head, entry)
-            except FileNotFoundError as error:
-                if pack.name in self._lost:
-                    self._refuse(pack.name, error)
-                    continue
-                self._lost.add(pack.name)
-                raise
-            chunks += [] if chunk is None else [chunk]
+            head = self._heads.get(pack.name) or self._published.head(pack)
+            if head is None:
+                continue
+            if sum(each.index.nbytes for each in self._heads.values()) > _MOST_HEADS:
+                self._heads.clear()
+            self._heads[pack.name] = head
+            entry = head.find(name)
+            if entry is None:
+                continue
+            left -= _TOKEN_BYTES * int(head.index["tokens"][entry])
+            if left < 0:
+                break
+            chunks.append(self._published.chunk(pack, head, entry))
         return chunks[::-1]
 
     def _forget(self, names: set[str]) -> None:
@@ -419,6 +406,3 @@ class Replica:
                     with self._lock:
                         if namespace in self._active:
                             self._active[namespace] = None
-
-    def _join(self) -> None:
-        self._published.join(_KEPT * self.memory.max_bytes)

@@ -1,7 +1,7 @@
 """Sealed objects: text of many namespaces in one, which only those who have the key can write.
 
     fastdraft memory 1\\n
-    {"entries": n, ...}\\n
+    n\\n
     n entries of 88 bytes: namespace, offset, size, tokens, SHA-256
     the text of each entry: frames of a length in 4 bytes and zlib's bytes
 

@@ -47,25 +47,24 @@ _lock = threading.Lock()
 _using: dict[int, set[object]] = {}
 
 
-def shares_keys(model: Any) -> bool:
-    """Whether query heads share keys, and the function may stand in for 'sdpa'."""
+def shares_keys(model: Any) -> Any:
+    """The configuration of attention where query heads share keys and the function may stand in for
+    'sdpa'; else None."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_attention_heads", None)
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    return (
-        heads != key_heads
-        and config._attn_implementation in ("sdpa", STAND_IN)
-        and getattr(model, "_supports_attention_backend", False)
-    )
+    takes_it = config._attn_implementation in ("sdpa", STAND_IN)
+    takes_it = takes_it and getattr(model, "_supports_attention_backend", False)
+    return config if takes_it and heads != key_heads else None
 
 
 @contextlib.contextmanager
-def attending(model: Any, *, stands_in: bool) -> Iterator[None]:
-    """Lets the model attend by this function, if so; generations at a time share the change."""
-    if not stands_in:
+def attending(model: Any) -> Iterator[None]:
+    """Lets the model attend by this function, if it may; generations at a time share the change."""
+    config, generation = shares_keys(model), object()
+    if config is None:
         yield
         return
-    config, generation = model.config.get_text_config(decoder=True), object()
     try:
         with _lock:
             _using.setdefault(id(config), set()).add(generation)

@@ -9,18 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["Transfer", "device_of", "in_one_copy", "lines_of", "on_device", "on_host"]
+__all__ = ["Transfer", "device_of", "in_one_copy", "lines_of", "on_device"]
 
 
 def device_of(model: Any, home: torch.device) -> torch.device:
     """Where the model takes its inputs: where they are, if accelerate keeps its embeddings away."""
     device: torch.device = model.device
     return home if device.type == "meta" else device
-
-
-def on_host(values: Any) -> torch.Tensor:
-    """A copy of numbers on the CPU, whatever torch's default device is."""
-    return torch.tensor(values, device="cpu")
 
 
 def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.drafters import Drafts
-from fastdraft.drafters.estimator import Belief
 from fastdraft.errors import InvalidValueError
 
 __all__ = ["FlatDrafts", "RowDraft"]
@@ -28,14 +27,14 @@ class RowDraft:
         probabilities: That each token and all before it are accepted.
         confidences: The model's largest probability at each token's place.
         logits: Where the model sampled, the logits whose softmax each token was drawn from.
-        belief: What the model's schedule knows of the draft.
+        belief: What the model's schedule knows of the draft, a `Belief`.
     """
 
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
-    belief: Belief | None = None
+    belief: Any = None
 
     def accepted(self, emitted: Sequence[int]) -> int:
         """How many of the draft tokens were emitted."""
@@ -98,6 +97,18 @@ class FlatDrafts:
             {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},
         )
 
+    def drawn_at(self, depth: int) -> FlatDrafts:
+        """Of the drafts that were drawn, the token at this depth alone."""
+        at = slice(depth, depth + 1)
+        return FlatDrafts.of_rows(
+            [
+                RowDraft(tokens[at], logits=list(self.draft_logits[row][at]))
+                if row in self.draft_logits
+                else RowDraft()
+                for row, tokens in enumerate(self.by_row)
+            ]
+        )
+
     @cached_property
     def counts(self) -> NDArray[np.int32]:
         """The length of each row's draft."""
@@ -123,18 +134,7 @@ class FlatDrafts:
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
-        own = self._sees
-        sees = np.zeros((len(own), width, width), dtype=bool)
-        sees[:, np.arange(width), np.arange(width)] = True
-        sees[:, : own.shape[1], : own.shape[1]] |= own
-        return sees
-
-    @cached_property
-    def _sees(self) -> NDArray[np.bool_]:
-        """`sees` of the narrowest forward."""
-        width = self.longest + 1
-        sees = np.zeros((len(self.counts), width, width), dtype=bool)
-        sees[:, np.arange(width), np.arange(width)] = True
+        sees = np.tile(np.eye(width, dtype=bool), (len(self.counts), 1, 1))
         for row, parents in zip(sees, self.parents_by_row, strict=True):
             for index, parent in enumerate(parents):
                 if not -1 <= parent < index:
@@ -160,7 +160,7 @@ class FlatDrafts:
             InvalidValueError: A parent does not stand before its child.
         """
         width = self.longest + 1
-        sees = self._sees
+        sees = self.sees(width)
         places = np.arange(width)
         used = (places > 0) & (places <= self.counts[:, None])  # (rows, width)
         probabilities = np.zeros(used.shape, dtype=np.float64)

@@ -10,14 +10,12 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import (
     GenerationConfig,
     GenerationMixin,
-    LogitsProcessorList,
     StoppingCriteriaList,
     StopStringCriteria,
 )
@@ -27,8 +25,8 @@ from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.output import SpeculativeOutput
-from fastdraft.hf.plan import Asked, Plan
-from fastdraft.hf.requirements import require_no_assistant
+from fastdraft.hf.plan import Speculation
+from fastdraft.hf.requirements import require_mode
 from fastdraft.versions import naming_newer
 
 __all__ = ["generate", "speculate"]
@@ -65,15 +63,11 @@ def generate(
             `attention_mask`, `generation_config` and its fields, `logits_processor`,
             `stopping_criteria`, `stop_strings` with `tokenizer`, `streamer`,
             `cache_implementation="static"` with `compile_config`, and so on. A static cache is not
-            returned. Processors and criteria must be functions of what they are called with, since
-            they are called for every position of a draft; criteria get no scores.
+            returned. Stopping criteria get no scores.
         drafter: What drafts; `None` for an engine with the default configuration. The engine of a
             configuration stays with the model and learns from one generation to the next; pass an
             `Engine` to keep its learning apart; an `AssistantModel` or `Staged` drafts with models.
-            Greedy output never depends on it, and samples only where models draft. A draft that is
-            a tree is verified whole in one forward; where the model cannot take it (attention other
-            than 'sdpa' and 'eager', layers with other than full or sliding attention, ALiBi), the
-            chain in it that promises most is verified instead.
+            Greedy output never depends on it, and samples only where models draft.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
         templates: Token ids of text that parts of the output may look like, in the same forms: see
@@ -103,7 +97,9 @@ def generate(
         kwargs = {**given, **given.get("kwargs", {})}
         for name in ("self", "inputs", "kwargs"):
             kwargs.pop(name, None)
-    require_no_assistant(kwargs.pop("assistant_model", None))
+    assistant_model = kwargs.pop("assistant_model", None)
+    if assistant_model is not None:
+        require_mode(GenerationConfig(), assistant_model)  # type: ignore[no-untyped-call]
     tokenizer = kwargs.pop("tokenizer", None)
     kwargs = _with_stop_criteria(model, kwargs, tokenizer)
     if _option(model, kwargs, "token_healing"):
@@ -113,7 +109,7 @@ def generate(
         )
     own = vars(model).get("generate")
     stands_in = isinstance(own, functools.partial) and own.func is generate
-    speculation = _Speculation(
+    speculation = Speculation(
         drafter=drafter,
         prediction=prediction,
         templates=templates,
@@ -156,67 +152,7 @@ def speculate(
     gets the prompt and every token. One that only `model.generate` is given gets no token. An
     `assistant_model` of `model.generate` is not used.
     """
-    return _Speculation(
-        drafter=drafter,
-        prediction=prediction,
-        templates=templates,
-        read_only=read_only,
-        seed=seed,
-        generator=generator,
-        tokenizer=tokenizer,
-        streamer=streamer,
-        logprobs=logprobs,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Speculation(Asked):
-    """What `model.generate` calls in place of its own loop.
-
-    Attributes:
-        always_dict: Whether to return a `SpeculativeOutput` unasked.
-    """
-
-    always_dict: bool = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Speculation:
-        """Itself; refused in a `GenerationConfig`, which `generate` copies and would not call."""
-        # The copy of a configuration is empty until its values are copied.
-        if any(isinstance(each, GenerationConfig) and not vars(each) for each in memo.values()):
-            raise InvalidValueError(
-                "custom_generate must be an argument of model.generate, got one in a "
-                "GenerationConfig, which passes it to nobody; for a trainer of TRL call "
-                "fastdraft.hf.trl.attach(trainer)"
-            )
-        return self
-
-    @naming_newer()
-    def __call__(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **model_kwargs: Any,
-    ) -> SpeculativeOutput | torch.Tensor:
-        is_wanted = self.always_dict or generation_config.return_dict_in_generate
-        if self.logprobs and not is_wanted:
-            raise InvalidValueError(
-                "return_dict_in_generate must be True with logprobs=True, which only a dict holds, "
-                f"got {generation_config.return_dict_in_generate}"
-            )
-        plan = Plan(
-            model,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            model_kwargs,
-            asked=self,
-        )
-        output = plan.run()
-        return output if is_wanted else output.sequences
+    return Speculation(**locals())
 
 
 def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine, Offers, Successors
 from fastdraft.errors import FastdraftError
-from fastdraft.hf.device import lines_of, on_device, on_host
+from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
@@ -35,21 +35,6 @@ __all__ = ["Decoding"]
 # Where a draft token costs more than this part of a step, drafts from logits lose on some text.
 _CHEAP = 0.005
 _LIKELIEST = 8
-
-
-class _Emitted(NamedTuple):
-    """The tokens that the target emits in a step.
-
-    Token i of a row was chosen from the logits after its token `kept[row, i]` in the forward, after
-    its token i where `kept` is None. The cache has to keep just these. `ended`: whether each row
-    ends with its last token, where criteria were called along the path.
-    """
-
-    tokens: list[list[int]]
-    kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
-    ended: list[bool] | None = None
-    logprobs: list[list[float]] | None = None
-    raw_logprobs: list[list[float]] | None = None
 
 
 @dataclass
@@ -68,7 +53,8 @@ class Decoding:
         cost: The measured time of the model's steps.
         padding: Fills the texts of rows that have ended, as plain decoding has it.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
-        keep_logits: Whether to keep its logits.
+        keep_scores, keep_logits: Whether to keep what every emitted token was chosen from, after
+            and before the processors.
         keep_logprobs: Whether to keep its log-probabilities.
     """
 
@@ -83,6 +69,8 @@ class Decoding:
     cost: StepLatency
     padding: int
     streamer: Any
+    keep_scores: bool
+    keep_logits: bool
     keep_logprobs: bool
 
     def __post_init__(self) -> None:
@@ -135,12 +123,12 @@ class Decoding:
             width=width,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
-        emitted = self._choose(logits, drafts)
-        if emitted.kept is not None:
-            self.target.compact(indices, cached, emitted.kept)
+        choice = self._choose(logits, drafts)
+        if choice.paths is not None:
+            self.target.compact(indices, cached, _kept(choice.paths, longest))
         if is_warm:
             self.cost.observe(batch, width, step_latency.clock() - started)
-        self._conclude(emitted)
+        self._conclude(choice)
 
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row."""
@@ -213,21 +201,33 @@ class Decoding:
         known = np.where(token_ids < self.target.vocabulary, token_ids, -1)
         self._successors.learn(contexts, known, probabilities.clip(0, 1))
 
-    def _choose(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
+    def _choose(self, logits: torch.Tensor, drafts: FlatDrafts) -> Choice:
         """The tokens that the target emits in this step; reading them waits for the device.
 
         Args:
             logits: (draft tokens + rows, vocabulary), each row's positions together.
             drafts: The drafts.
         """
-        emitted = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
+        choice = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
         if self.keep_logprobs and (self._along_path or self.processors):
             # Verification saw other logits than the model's own.
-            raw_logprobs = _raw_logprobs(emitted, logits, drafts.first_lines)
-            emitted = emitted._replace(raw_logprobs=raw_logprobs)
-        return emitted
+            lines = np.concatenate(choice.lines(drafts.first_lines))
+            raw_logprobs = _raw_logprobs(choice.tokens, lines_of(logits, lines))
+            choice = choice._replace(raw_logprobs=raw_logprobs)
+        return choice
 
-    def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
+    def _keep(
+        self, scores: torch.Tensor, logits: torch.Tensor, lines: Sequence[NDArray[np.int64]]
+    ) -> None:
+        """Keeps the scores and logits that tokens of each row were chosen from."""
+        for row, own in zip(self._running, lines, strict=True):
+            # Copies, which keep nothing else alive.
+            if self.keep_scores:
+                row.scores.append(self.warping(lines_of(scores, own).to(torch.float32, copy=True)))
+            if self.keep_logits:
+                row.logits.append(lines_of(logits, own).to(torch.float32, copy=True))
+
+    def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> Choice:
         """`_choose` of whole drafts at a time."""
         scores = logits
         if self.processors:
@@ -240,10 +240,9 @@ class Decoding:
         if self._successors is not None and choice.likeliest is not None:
             assert choice.chances is not None
             self._learn(drafts, choice.likeliest, choice.chances)
-        kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
-        return _Emitted(
-            choice.tokens, kept, logprobs=choice.logprobs, raw_logprobs=choice.raw_logprobs
-        )
+        if self.keep_scores or self.keep_logits:
+            self._keep(scores, logits, choice.lines(drafts.first_lines))
+        return choice
 
     def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
         """Verifies drafts behind so many tokens that each row has emitted in this step."""
@@ -264,24 +263,27 @@ class Decoding:
             )
         return choice
 
-    def _follow(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
+    def _follow(self, logits: torch.Tensor, drafts: FlatDrafts) -> Choice:
         """`_choose` by processors and criteria that plain decoding would call once for each token.
 
         All rows go on by a token at a time, and so have texts of one length. The first that leaves
-        its draft or ends ends the step. One read for each token. A draft token that was drawn is
-        accepted where the target draws it too.
+        its draft or ends ends the step. One read for each token.
         """
         rows = self._running
-        firsts, nothing = drafts.first_lines, FlatDrafts.of_rows([RowDraft()] * len(rows))
         nodes: list[Any] = [-1] * len(rows)
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         ended = [False] * len(rows)
         for depth in itertools.count():
-            lines = firsts + 1 + np.array(nodes)
-            scores = self._processed(lines_of(logits, lines), depth)
-            choice = self._verify(scores, nothing, depth)
+            own = lines_of(logits, drafts.first_lines + 1 + np.array(nodes))
+            scores = self._processed(own, depth)
+            drawn = drafts.drawn_at(depth)
+            # What would follow a drawn token is not known yet: its line decides nothing.
+            again = np.repeat(np.arange(len(rows)), drawn.counts + 1)
+            choice = self._verify(lines_of(scores, again), drawn, depth)
+            if self.keep_scores or self.keep_logits:
+                self._keep(scores, own, list(np.arange(len(rows))[:, None]))
             for line, found in zip(logprobs, choice.logprobs or (), strict=False):
                 line.append(found[0])
             for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
@@ -296,8 +298,7 @@ class Decoding:
                 break
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
-        moved = None if drafts.are_chains else _kept(paths, drafts.longest)
-        return _Emitted(tokens, moved, ended, logprobs)
+        return Choice(tokens, None if drafts.are_chains else paths, logprobs, ended=ended)
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind
@@ -305,12 +306,11 @@ class Decoding:
         scores = logits.to(torch.float32, copy=True)
         if not self.processors:
             return scores
-        if len(self._running) == len(self.rows):
-            return self.processors.at_path(self._whole_text(depth, scores.device), scores)
-        (places,) = on_device(scores.device, np.array([row.index for row in self._running]))
+        places = on_device(scores.device, np.array([row.index for row in self._running]))[0]
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
         whole[places] = scores
-        return self.processors.at_path(self._whole_text(depth, scores.device), whole)[places]
+        processed: torch.Tensor = self.processors.all(self._whole_text(depth, scores.device), whole)
+        return processed[places]
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
         """The texts of all rows as plain decoding has them, those that have ended padded."""
@@ -375,15 +375,15 @@ class Decoding:
         starts = list(map(self.length, rows))
         return Positions(self.text, [row.index for row in rows], starts, tails, counts)
 
-    def _conclude(self, emitted: _Emitted) -> None:
+    def _conclude(self, choice: Choice) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows = self._running
         indices = [row.index for row in rows]
-        self._write(indices, list(map(self.length, rows)), emitted.tokens)
-        counts, ended = self._stopped(emitted)
+        self._write(indices, list(map(self.length, rows)), choice.tokens)
+        counts, ended = self._stopped(choice)
         token_ids: list[int] = []
         starts = [0]
-        for row, tokens, count in zip(rows, emitted.tokens, counts, strict=True):
+        for row, tokens, count in zip(rows, choice.tokens, counts, strict=True):
             token_ids += tokens[:count]
             starts.append(len(token_ids))
             row.last_token = tokens[count - 1]
@@ -391,16 +391,16 @@ class Decoding:
             [row.request for row in rows], np.array(token_ids, np.int32), np.array(starts, np.int32)
         )
 
-        if emitted.raw_logprobs is not None:
-            assert emitted.logprobs is not None
+        if choice.raw_logprobs is not None:
+            assert choice.logprobs is not None
             for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
-                row.logprobs.extend(emitted.logprobs[slot][:count])
-                row.raw_logprobs.extend(emitted.raw_logprobs[slot][:count])
+                row.logprobs.extend(choice.logprobs[slot][:count])
+                row.raw_logprobs.extend(choice.raw_logprobs[slot][:count])
         for row, count in zip(rows, counts, strict=True):
             row.emitted += count
         if self.streamer is not None:
             for token in token_ids:
-                self.streamer.put(on_host([token]))
+                self.streamer.put(torch.tensor([token], device="cpu"))
 
         if any(ended):
             for row, over in zip(rows, ended, strict=True):
@@ -411,20 +411,20 @@ class Decoding:
             if staying:
                 self.target.keep(staying)
 
-    def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
+    def _stopped(self, choice: Choice) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""
         rows, criteria = self._running, self.criteria
-        if emitted.ended is not None:
+        if choice.ended is not None:
             over = criteria.out_of_time()
-            return list(map(len, emitted.tokens)), [each or over for each in emitted.ended]
+            return list(map(len, choice.tokens)), [each or over for each in choice.ended]
         counts: list[int] = []
         ended: list[bool] = []
-        for row, tokens in zip(rows, emitted.tokens, strict=True):
+        for row, tokens in zip(rows, choice.tokens, strict=True):
             stop = criteria.stop_at(tokens, self.length(row))
             counts.append(len(tokens) if stop is None else stop)
             ended.append(stop is not None)
         if criteria.read_text:
-            tails = [tokens[:count] for tokens, count in zip(emitted.tokens, counts, strict=True)]
+            tails = [tokens[:count] for tokens, count in zip(choice.tokens, counts, strict=True)]
             stops = iter(criteria.stops(self._behind(rows, tails, counts), self.target.home))
             for slot, tail in enumerate(tails):
                 of_row = list(itertools.islice(stops, len(tail)))
@@ -448,28 +448,16 @@ class Decoding:
 
 
 def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
-    """`_Emitted.kept` of the accepted tokens of each row, as indices within its draft."""
+    """Which of its new tokens a row has to keep in each place, as `RowCache.compact` takes it."""
     kept = np.tile(np.arange(longest + 1), (len(paths), 1))
     for line, path in zip(kept, paths, strict=True):
         line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
     return kept
 
 
-def _raw_logprobs(
-    emitted: _Emitted, logits: torch.Tensor, firsts: NDArray[np.int64]
-) -> list[list[float]]:
-    """The log-probabilities of emitted tokens under the model's own logits, where verification saw
-    others: of a token a row at a time, which takes as much memory as a step without drafts.
-    `firsts`: as `FlatDrafts.first_lines`."""
-    logprobs: list[list[float]] = [[] for _ in emitted.tokens]
-    for depth in range(max(map(len, emitted.tokens))):
-        slots = [slot for slot, tokens in enumerate(emitted.tokens) if depth < len(tokens)]
-        steps = depth if emitted.kept is None else emitted.kept[slots, depth]
-        (chosen,) = on_device(
-            logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
-        )
-        scores = lines_of(logits, firsts[slots] + steps).to(torch.float32).log_softmax(-1)
-        found = scores.gather(1, chosen[:, None])[:, 0].tolist()
-        for slot, logprob in zip(slots, found, strict=True):
-            logprobs[slot].append(logprob)
-    return logprobs
+def _raw_logprobs(tokens: Sequence[Sequence[int]], logits: torch.Tensor) -> list[list[float]]:
+    """The log-probabilities of each row's tokens under the model's own logits, a line for each."""
+    (chosen,) = on_device(logits.device, np.concatenate(tokens))
+    logprobs = logits.to(torch.float32).log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+    found = iter(logprobs.tolist())
+    return [list(itertools.islice(found, len(row))) for row in tokens]

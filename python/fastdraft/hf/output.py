@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,14 +16,16 @@ from fastdraft.hf.loop import Decoding
 from fastdraft.hf.positions import PositionCriteria
 from fastdraft.stats import AssistantStats
 
-__all__ = ["SpeculativeOutput", "pad_token_id", "padded_sequences"]
+__all__ = ["SpeculativeOutput", "by_step", "pad_token_id", "padded_sequences"]
 
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """What `generate` of transformers returns in a dict, and the statistics of the drafts.
 
-    `cache`, called `past_key_values` before transformers 5.24, is given for a single row.
+    `scores` and `logits` hold, where asked for, one float32 tensor (rows, vocabulary) for each new
+    token. Where a row had ended they are zeros: plain decoding's are what the model says behind
+    padding. `cache`, called `past_key_values` before transformers 5.24, is given for a single row.
 
     Attributes:
         logprobs: With `logprobs=True`, for each row of `sequences` the log-probabilities of its new
@@ -58,3 +61,9 @@ def padded_sequences(decoding: Decoding, padding: int) -> torch.Tensor:
     texts = [decoding.text[row.index, : decoding.length(row)] for row in decoding.rows]
     lines = [torch.from_numpy(text) for text in texts]
     return pad_sequence(lines, batch_first=True, padding_value=padding)
+
+
+def by_step(kept: Sequence[list[torch.Tensor]], counts: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """What is kept of each row, (tokens, vocabulary) in parts, as (rows, vocabulary) tensors."""
+    rows = [torch.cat(parts)[:count] for parts, count in zip(kept, counts, strict=True)]
+    return pad_sequence(rows).unbind()

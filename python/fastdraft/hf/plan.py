@@ -1,4 +1,4 @@
-"""The plan of one generation: everything is checked when it is made, then it runs in one scope."""
+"""One generation: everything is checked when its plan is made, then it runs in one scope."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from transformers import (
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import attending, shares_keys
+from fastdraft.hf.attention import attending
 from fastdraft.hf.device import device_of
-from fastdraft.hf.draft_models import ModelDrafter
+from fastdraft.hf.draft_models.drafter import ModelDrafter
 from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.output import SpeculativeOutput, pad_token_id, padded_sequences
+from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported, require_verifying
 from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
@@ -41,21 +41,23 @@ from fastdraft.hf.static import (
 )
 from fastdraft.hf.step import CachedModel
 from fastdraft.step_latency import StepLatency
+from fastdraft.versions import naming_newer
 
-__all__ = ["Asked", "Plan"]
+__all__ = ["Plan", "Speculation"]
 
 # Engines learn what is worth drafting, so each model keeps its own from generation to generation.
 _engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a caller asks for besides what transformers' `generate` prepares.
+class Speculation:
+    """What `model.generate` calls in place of its own loop.
 
     Attributes:
         drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer, logprobs:
             The arguments of `fastdraft.hf.speculate`.
         synced_gpus: As `generate` takes it; `None` for what it does unasked.
+        always_dict: Whether to return a `SpeculativeOutput` unasked.
     """
 
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None
@@ -68,6 +70,7 @@ class Asked:
     streamer: Any
     logprobs: bool
     synced_gpus: bool | None = None
+    always_dict: bool = False
 
     def __post_init__(self) -> None:
         known = (DraftConfig, AssistantModel, Staged, Drafter)
@@ -84,16 +87,48 @@ class Asked:
                 f"read_only must be a list of Datastores, got {self.read_only!r}"
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Speculation:
+        """Itself; refused in a `GenerationConfig`, which `generate` copies and would not call."""
+        # The copy of a configuration is empty until its values are copied.
+        if any(isinstance(each, GenerationConfig) and not vars(each) for each in memo.values()):
+            raise InvalidValueError(
+                "custom_generate must be an argument of model.generate, got one in a "
+                "GenerationConfig, which passes it to nobody; for a trainer of TRL call "
+                "fastdraft.hf.trl.attach(trainer)"
+            )
+        return self
+
+    @naming_newer()
+    def __call__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ) -> SpeculativeOutput | torch.Tensor:
+        is_wanted = self.always_dict or generation_config.return_dict_in_generate
+        if self.logprobs and not is_wanted:
+            raise InvalidValueError(
+                "return_dict_in_generate must be True with logprobs=True, which only a dict holds, "
+                f"got {generation_config.return_dict_in_generate}"
+            )
+        plan = Plan(
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            model_kwargs,
+            asked=self,
+        )
+        output = plan.run()
+        return output if is_wanted else output.sequences
+
 
 class Plan:
-    """One generation.
-
-    Args:
-        model: The target model.
-        input_ids: (rows, columns), the prompts as `generate` prepared them.
-        processors, criteria, config, model_kwargs: The same of logits processors, stopping
-            criteria, configuration and the model's inputs.
-        asked: What the caller asked for besides.
+    """One generation, of what `generate` prepared and what its caller asked for besides.
 
     Raises:
         InvalidValueError: The generation cannot be decoded speculatively.
@@ -108,7 +143,7 @@ class Plan:
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
         *,
-        asked: Asked,
+        asked: Speculation,
     ) -> None:
         rows = input_ids.shape[0]
         require_supported(
@@ -185,7 +220,6 @@ class Plan:
                 new_tokens=new_tokens,
                 layer_types=getattr(text_config, "layer_types", None),
             )
-        self._shares_keys = shares_keys(model)
 
     def _choose_drafter(self) -> None:
         """The drafter, and itself if it runs models."""
@@ -206,6 +240,11 @@ class Plan:
                 rows=len(self._input_ids),
                 seeds=self._seeds,
             )
+            if asked.read_only and not self._models.has_engine:
+                raise InvalidValueError(
+                    "read_only must be left out where models draft without an engine, got "
+                    f"{asked.read_only!r}"
+                )
 
     def run(self) -> SpeculativeOutput:
         """Decodes to the end. Whatever is raised, no request is left at the drafter."""
@@ -227,14 +266,16 @@ class Plan:
                 cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
                 streamer=streamer,
                 padding=self._padding,
+                keep_scores=self._keeps("scores"),
+                keep_logits=self._keeps("logits"),
                 keep_logprobs=self._asked.logprobs,
             )
             if self._models is not None:
-                self._models.scoring = decoding.shaped
+                self._models.shape_by(decoding.shaped)
             with (
                 self._model._optimize_model_for_decode(),
                 compiling(is_compiled=self._compiled is not None),
-                attending(self._model, stands_in=self._shares_keys),
+                attending(self._model),
             ):
                 decoding.run(first_logits)
         if streamer is not None:
@@ -308,6 +349,9 @@ class Plan:
             # Without Python code in between, where an interrupt would lose the id of a request.
             list(map(setattr, rows[-1:], ["request"], map(partial.__call__, [add])))
 
+    def _keeps(self, name: str) -> bool:
+        return self._wants_dict and bool(getattr(self._config, f"output_{name}"))
+
     def _output(self, decoding: Decoding) -> SpeculativeOutput:
         rows = decoding.rows
         if self._compiled is not None:
@@ -330,6 +374,9 @@ class Plan:
             "row_stats": row_stats,
             "assistants": None if self._models is None else self._models.assistants,
         }
+        for name in filter(self._keeps, ("scores", "logits")):
+            counts = [row.emitted for row in rows]
+            fields[name] = by_step([getattr(row, name) for row in rows], counts)
         if self._asked.logprobs:
             for name in ("logprobs", "raw_logprobs"):
                 fields[name] = [torch.tensor(getattr(row, name), device="cpu") for row in rows]

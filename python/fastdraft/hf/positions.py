@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import (
-    LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -180,12 +179,13 @@ class PositionProcessors:
         columns: The tokens of each prompt, padding included.
 
     Attributes:
-        along_path: Whether one of them has to be called as plain decoding calls it.
+        all: All of them, to be called as plain decoding calls them.
+        along_path: Whether one of them has to be called so.
         grammar: The first of the grammars that answers are held to.
     """
 
     def __init__(self, processors: LogitsProcessorList, *, rows: int, columns: int) -> None:
-        self._all = processors
+        self.all: Any = processors
         self._known = [each for each in processors if type(each) in _KNOWN]
         self.along_path = len(self._known) < len(processors)
         grammars = [each for each in processors if isinstance(each, Grammar)]
@@ -194,12 +194,7 @@ class PositionProcessors:
             grammar.begin(rows, columns)
 
     def __bool__(self) -> bool:
-        return bool(self._all)
-
-    def at_path(self, text: Any, scores: torch.Tensor) -> torch.Tensor:
-        """The scores (batch, vocabulary) behind a text (batch, length), by all processors."""
-        processed: torch.Tensor = self._all(text, scores)
-        return processed
+        return bool(self.all)
 
     def at_positions(self, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores (positions, vocabulary) after the known processors; `scores` may be written
@@ -215,9 +210,7 @@ class PositionProcessors:
         return scores
 
 
-def _by_length(
-    known: Sequence[LogitsProcessor], positions: Positions, scores: torch.Tensor
-) -> torch.Tensor:
+def _by_length(known: Sequence[Any], positions: Positions, scores: torch.Tensor) -> torch.Tensor:
     """The scores as processors that read the text give them: one call for each length of text."""
     order, parts = [], []
     for members, text in positions.by_length(scores.device):

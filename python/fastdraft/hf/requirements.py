@@ -17,7 +17,7 @@ from fastdraft.hf.interface import CACHE, unfit
 
 __all__ = [
     "IMAGE_INPUTS",
-    "require_no_assistant",
+    "require_mode",
     "require_supported",
     "require_verifying",
 ]
@@ -66,16 +66,10 @@ def require_supported(
 ) -> None:
     """Raises InvalidValueError for what the decoding loop cannot honour.
 
-    Args:
-        model: The target model.
-        config: The generation's configuration.
-        model_kwargs: The model's inputs as `generate` prepared them.
-        rows: The number of rows.
-        streams: Whether there is a streamer.
-        synced_gpus: As `generate` takes it.
+    The arguments are those that `generate` prepared; `streams`: whether there is a streamer.
     """
     require_model(model)
-    _require_mode(config)
+    require_mode(config)
     # Unasked, it is on for a model that FSDP or DeepSpeed ZeRO-3 spreads over several ranks.
     if model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)["synced_gpus"]:
         raise InvalidValueError(
@@ -130,25 +124,17 @@ def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
             )
 
 
-def require_no_assistant(assistant_model: Any) -> None:
-    """Refuses a draft model that is given as transformers' own loop takes it."""
-    if assistant_model is not None:
-        _require_mode(GenerationConfig(), assistant_model)  # type: ignore[no-untyped-call]
-
-
-def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None:
+def require_mode(config: GenerationConfig, assistant_model: Any = None) -> None:
+    """Refuses modes other than greedy search and sampling: a draft model of `generate`, too."""
     mode = config.get_generation_mode(assistant_model)
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise InvalidValueError(
             f"fastdraft decodes by greedy search or sampling, got {mode.value}"
             + ("; choose what drafts with drafter=" if mode.value == "assisted_generation" else "")
         )
-    for option in ("output_attentions", "output_hidden_states", "output_logits", "output_scores"):
+    for option in ("output_attentions", "output_hidden_states"):
         if getattr(config, option):
-            raise InvalidValueError(
-                f"{option} is not given by speculative decoding, got True; logprobs=True gives the "
-                "log-probabilities of new tokens"
-            )
+            raise InvalidValueError(f"{option} is not given by speculative decoding, got True")
 
 
 def _require_positions(model: Any, config: GenerationConfig) -> None:
@@ -221,11 +207,10 @@ def require_verifying(
     or another cache than it is given, or leaves windows to the cache.
 
     Args:
-        model: The model.
-        prepared: The cache that `generate` made or was given.
+        model, prepared, position_ids: The model, its cache and the prompts' positions, if it takes
+            any, as `generate` prepared them.
         max_length: How long a text may become.
-        position_ids: Those of the prompts; `None` for a model that takes none.
-        kwargs: What every forward takes besides, as `generate` prepared it.
+        kwargs: What every forward takes besides.
         device: Where the model takes its inputs.
     """
     if CACHE not in inspect.signature(model.forward).parameters:

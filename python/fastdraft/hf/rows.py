@@ -36,6 +36,9 @@ class Row:
         emitted: How many tokens it has grown by.
         last_token: The last of them.
         stats: What its drafts were worth, once it has ended.
+        scores: The processed scores that its tokens were chosen from, (tokens, vocabulary) each,
+            those of the last step maybe of more tokens than it keeps; when they are kept.
+        logits: The same before any processor.
         logprobs: The log-probabilities of its emitted tokens, when they are kept.
         raw_logprobs: The same before any processor.
     """
@@ -49,6 +52,8 @@ class Row:
     emitted: int = 0
     last_token: int = -1
     stats: DraftStats | None = None
+    scores: list[torch.Tensor] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     raw_logprobs: array[float] = field(default_factory=lambda: array("f"))
 

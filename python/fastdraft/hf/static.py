@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig
 from transformers.cache_utils import StaticCache, StaticLayer, StaticSlidingWindowLayer
 
@@ -329,8 +330,9 @@ class StaticModel(CachedModel):
             # All: a number that changes with the width would be compiled as one of any value.
             inputs["logits_to_keep"] = 0
         if self.compiled is not None:
-            for tensor in _tensors(inputs):
-                torch._dynamo.mark_static(tensor)
+            for leaf in tree_leaves(inputs):
+                if isinstance(leaf, torch.Tensor):
+                    torch._dynamo.mark_static(leaf)
         logits: torch.Tensor = self.call(**inputs, return_dict=True).logits
         if self.compiled is not None:
             self.compiled.runs[self._shape(inputs["input_ids"].shape[1])] += 1
@@ -385,11 +387,3 @@ def compiling(*, is_compiled: bool) -> Iterator[None]:
     limit = max(torch._dynamo.config.recompile_limit, _COMPILATIONS)
     with torch._dynamo.config.patch(recompile_limit=limit):
         yield
-
-
-def _tensors(inputs: Any) -> list[torch.Tensor]:
-    if isinstance(inputs, torch.Tensor):
-        return [inputs]
-    if isinstance(inputs, dict):
-        return [tensor for value in inputs.values() for tensor in _tensors(value)]
-    return []

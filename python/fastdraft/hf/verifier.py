@@ -44,6 +44,7 @@ class Choice(NamedTuple):
         logprobs: The log-probability of each row's tokens in the distribution that they were chosen
             from; `None` unless asked for.
         raw_logprobs: The same under the softmax of the scores.
+        ended: Whether each row ends with its last token, where criteria were called along the path.
     """
 
     tokens: list[list[int]]
@@ -52,6 +53,15 @@ class Choice(NamedTuple):
     raw_logprobs: list[list[float]] | None = None
     likeliest: NDArray[np.int32] | None = None
     chances: NDArray[np.float32] | None = None
+    ended: list[bool] | None = None
+
+    def lines(self, firsts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The lines of scores that each row's tokens were chosen from, `firsts` being the first."""
+        if self.paths is None:
+            steps: Any = map(range, map(len, self.tokens))
+        else:
+            steps = ([0, *(node + 1 for node in path)] for path in self.paths)
+        return [first + np.array(step) for first, step in zip(firsts, steps, strict=True)]
 
 
 class Verifier:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fastdraft.replay.records import JsonLine, RecordError, check_record, parse_object, short
 from fastdraft.replay.tokenizer import TextTokenizer
@@ -33,9 +33,10 @@ class Importer:
         unanswered: The requests so far that have no answer, or an error for one.
     """
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        """`tokenizer` renders messages."""
+    def __init__(self, tokenizer: TextTokenizer, *, form: str | None = None) -> None:
+        """`tokenizer` renders messages; `form`, of FORMS, is taken for every line's."""
         self._tokenizer = tokenizer
+        self._form = form
         self._parts: dict[Any, Json] = {}
         self._ended: dict[bytes, str] = {}
         self._failed = 0
@@ -69,13 +70,13 @@ class Importer:
             return []  # a server logs much else
         else:
             value = line.value
-            if _is_record(value):
-                return [value]
-            form = next((form for applies, form in FORMS.values() if applies(value)), None)
-            if form is None:
+            name = self._form or next((name for name in FORMS if FORMS[name].applies(value)), None)
+            if name is None:
                 names = ", ".join(value) or "nothing"
                 raise RecordError(f"expected a known form, got a line with {names}")
-            exchanges = list(form(value))
+            exchanges = list(FORMS[name].exchanges(value))
+            if name == "records":
+                return exchanges
             if len(exchanges) > 1:
                 session = str(value.get("id") or line.place)
                 exchanges = [{"session": session, **each} for each in exchanges]
@@ -554,23 +555,29 @@ def _has(*names: str) -> Callable[[Json], bool]:
     return lambda line: all(name in line for name in names)
 
 
-FORMS: Final[dict[str, tuple[Callable[[Json], bool], Callable[[Json], Iterable[Json]]]]] = {
-    "openai-batch": (_has("custom_id"), _batched),
-    "openai": (_has("request", "response"), lambda line: [line]),
-    "helicone": (
+class _Form(NamedTuple):
+    applies: Callable[[Json], bool]
+    exchanges: Callable[[Json], Iterable[Json]]
+
+
+FORMS: Final[dict[str, _Form]] = {
+    "records": _Form(_is_record, lambda line: [line]),
+    "openai-batch": _Form(_has("custom_id"), _batched),
+    "openai": _Form(_has("request", "response"), lambda line: [line]),
+    "helicone": _Form(
         _has("request_body", "response_body"),
         lambda line: [{"request": line["request_body"], "response": line["response_body"]}],
     ),
-    "litellm": (_has("messages", "response"), _litellm),
-    "otel": (_is_span, _spans),
-    "sglang": (_has("event", "rid", "obj"), _sglang),
-    "fine-tuning": (
+    "litellm": _Form(_has("messages", "response"), _litellm),
+    "otel": _Form(_is_span, _spans),
+    "sglang": _Form(_has("event", "rid", "obj"), _sglang),
+    "fine-tuning": _Form(
         lambda line: isinstance(line.get("messages"), list),
         lambda line: _conversation(list(_messages(line["messages"])), line.get("tools")),
     ),
-    "sharegpt": (_has("conversations"), _share_gpt),
-    "pairs": (_is_pair, _paired),
-    "langsmith": (_has("inputs", "outputs"), _traced),
-    "langfuse": (_has("input", "output"), _traced),
+    "sharegpt": _Form(_has("conversations"), _share_gpt),
+    "pairs": _Form(_is_pair, _paired),
+    "langsmith": _Form(_has("inputs", "outputs"), _traced),
+    "langfuse": _Form(_has("input", "output"), _traced),
 }
 """Of the forms that apply to a line the first is taken."""

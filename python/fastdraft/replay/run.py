@@ -150,12 +150,8 @@ def replay_family(
                     and np.array_equal(prompts.get(session, record.prompt_ids), record.prompt_ids)
                 )
                 if len(running) < at_once and is_sample:
-                    trace = None
-                    if record.id in traced:
-                        # The first output token comes with the prompt's forward.
-                        first = record.output_ids[:1].tolist()
-                        trace = Trace(record.id, "", record.prompt_ids.tolist(), first)
-                    running.append(_Decoding(peer, record, prediction, counts, trace))
+                    is_traced = record.id in traced
+                    running.append(_Decoding(peer, record, prediction, counts, is_traced))
                     prompts[session] = record.prompt_ids
                 else:
                     later.append(record)
@@ -171,7 +167,7 @@ def replay_family(
                 decoding.finish()
                 if on_request is not None:
                     on_request(decoding.done)
-                if on_trace is not None and decoding.trace is not None:
+                if on_trace is not None and decoding.record.id in traced:
                     on_trace(decoding.trace)
         has_room = any(decoding.has_ended for decoding in running)
         running = [decoding for decoding in going if not decoding.has_ended]
@@ -233,31 +229,27 @@ class _Decoding:
     Attributes:
         record: What is replayed.
         done: How many tokens of its output have been emitted.
-        trace: Gets each step, where there is one.
+        trace: Its steps; without sources and chances unless `is_traced`.
     """
 
     def __init__(
-        self,
-        peer: Peer,
-        record: Record,
-        prediction: bool,
-        counts: _Counts,
-        trace: Trace | None = None,
+        self, peer: Peer, record: Record, prediction: bool, counts: _Counts, is_traced: bool
     ) -> None:
         self._peer = peer
         self.record = record
         self._output: list[int] = record.output_ids.tolist()
         self._counts = counts
-        prefill = self._output[:1]
+        self._is_traced = is_traced
+        # The first output token comes with the prompt's forward.
+        first = self._output[:1]
         reference = record.reference_ids if prediction else None
-        self._request = peer.start(record.prompt_ids, prefill, reference)
+        self._request = peer.start(record.prompt_ids, first, reference)
         self._proposal: Any = None
         self._tokens: list[int] = []
         self._parents: Sequence[int] = ()
         self._path: list[int] = []
-        self._steps = self._drafts = self._drafted = self._accepted = 0
-        self.done = len(prefill)
-        self.trace = trace
+        self.done = len(first)
+        self.trace = Trace(record.id, "", record.prompt_ids.tolist() if is_traced else [], first)
 
     @property
     def has_ended(self) -> bool:
@@ -275,8 +267,6 @@ class _Decoding:
             parents = request.parents(proposal)
         self._proposal, self._tokens, self._parents = proposal, tokens, parents
         self._path = accepted_path(tokens, parents, self._output, self.done)
-        self._drafts += bool(tokens)
-        self._drafted += len(tokens)
 
     def observe(self) -> None:
         counts, path = self._counts, self._path
@@ -285,36 +275,25 @@ class _Decoding:
         self._request.observe(emitted)
         counts.observe_ns.append(time.perf_counter_ns() - started)
         counts.observed.append(len(emitted))
-        if self.trace is not None:
-            request = self._request
-            sources, chances = request.sources, request.chances
-            self.trace.steps.append(
-                Step(
-                    self._tokens,
-                    list(self._parents),
-                    [DRAFT] * len(self._tokens) if sources is None else sources(self._proposal),
-                    None if chances is None else chances(self._proposal),
-                    path,
-                    emitted,
-                )
-            )
-        self._steps += 1
-        self._accepted += len(path)
+        request, sources, chances = self._request, [DRAFT] * len(self._tokens), None
+        if self._is_traced:
+            if request.sources is not None:
+                sources = request.sources(self._proposal)
+            if request.chances is not None:
+                chances = request.chances(self._proposal)
+        self.trace.steps.append(
+            Step(self._tokens, list(self._parents), sources, chances, path, emitted)
+        )
         self.done += len(emitted)
 
     def finish(self) -> None:
         counts = self._counts
         counts.requests += 1
         session = self.record.session or counts.requests
-        own = np.array([self._steps, max(0, self.done - 1), self._drafted], np.int64)
+        stats = self.trace.stats
+        own = np.array([stats.steps, stats.emitted, stats.drafted], np.int64)
         counts.sessions[session] = counts.sessions.get(session, 0) + own
-        counts.stats += DraftStats(
-            steps=self._steps,
-            emitted=max(0, self.done - 1),
-            drafts=self._drafts,
-            drafted=self._drafted,
-            accepted=self._accepted,
-        )
+        counts.stats += stats
         held = self._peer.num_bytes()
         if held is not None:
             counts.most_bytes = max(counts.most_bytes or 0, held)

@@ -9,21 +9,39 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory, Offers
+from fastdraft import (
+    Datastore,
+    DraftBatch,
+    DraftConfig,
+    DraftStats,
+    Engine,
+    Memory,
+    Offers,
+)
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError, RequestLimitError
 from fastdraft.faults import Faults
 from fastdraft.fleet import Replica
 from fastdraft.serving.metrics import SOURCES, Totals, hits_field
 from fastdraft.serving.request_options import UNLIMITED, RequestOptions, request_options
+from fastdraft.serving.settings import MemorySettings
 
-__all__ = ["KEY_VARIABLE", "HostRequests", "Namespace", "Text", "share", "watch"]
+__all__ = [
+    "KEY_VARIABLE",
+    "HostRequests",
+    "Namespace",
+    "Target",
+    "Text",
+    "opened",
+    "share",
+    "watch",
+]
 
 KEY_VARIABLE: Final = "FASTDRAFT_MEMORY_KEY"
 """In the environment: the operator's key for what is saved or published."""
@@ -90,22 +108,19 @@ TextT = TypeVar("TextT", bound=Text)
 ResultT = TypeVar("ResultT")
 
 
-def share(
-    memory: Memory,
-    url: str | os.PathLike[str],
-    *,
-    model: str,
-    tokenizer: str,
-    revision: str | None = None,
-) -> Replica:
-    """Shares a host's memory with the other replicas of a fleet.
+class Target(NamedTuple):
+    """The model that drafts are for."""
 
-    Args:
-        memory: The host's.
-        url: Where replicas publish.
-        model: The name of the target.
-        tokenizer: The folder of its tokenizer, or its name on the Hugging Face hub.
-        revision: Of the tokenizer there.
+    model: str
+    """Its name."""
+    tokenizer: str
+    """The folder of its tokenizer, or its name on the Hugging Face hub."""
+    revision: str | None = None
+    """Of the tokenizer there."""
+
+
+def share(memory: Memory, url: str | os.PathLike[str], target: Target) -> Replica:
+    """Shares a host's memory with the other replicas of a fleet, which publish at a URL.
 
     Raises:
         InvalidValueError: There is no key in the environment's `KEY_VARIABLE`, or a bad URL.
@@ -115,27 +130,46 @@ def share(
         raise InvalidValueError(
             f"shared or saved memory needs a key in the environment's {KEY_VARIABLE}, got none"
         )
-    replica = Replica(memory, url, key=key, model=model, fingerprint=_mark(tokenizer, revision))
+    mark = _mark(target.tokenizer, target.revision)
+    replica = Replica(memory, url, key=key, model=target.model, fingerprint=mark)
     atexit.register(replica.close)
     return replica
 
 
+def opened(settings: MemorySettings, config: DraftConfig, target: Target | None) -> dict[str, Any]:
+    """What `HostRequests` takes, by an operator's settings.
+
+    Args:
+        settings: The operator's.
+        config: The drafter's configuration, but for what the settings say.
+        target: With whose other replicas the memory may be shared; None to share it with none.
+
+    Raises:
+        InvalidValueError: See `share`.
+        DatastoreError: A datastore cannot be opened.
+    """
+    memory, url = Memory(settings.memory_bytes), settings.memory_url
+    return {
+        "engine": Engine(replace(config, max_bytes=settings.max_bytes)),
+        "memory": memory,
+        "frozen": [Datastore.open(path) for path in settings.datastores],
+        "shared": settings.shared_namespaces,
+        "replica": None if url is None or target is None else share(memory, url, target),
+    }
+
+
 def watch(replica: Replica, report: Callable[[Totals], None]) -> None:
     """Has `report` take the replica's totals after each of its looks, in its thread."""
-
-    def refreshed() -> None:
-        report(
-            {
-                "publish_faults": replica.faults["publish"],
-                "follow_faults": replica.faults["follow"],
-                "published_tokens": replica.published_tokens,
-                "dropped_tokens": replica.dropped_tokens,
-                "published_bytes": replica.bytes,
-                "manifest_number": replica.manifest.number,
-            }
-        )
-
-    replica.refreshed = refreshed
+    replica.refreshed = lambda: report(
+        {
+            "publish_faults": replica.faults["publish"],
+            "follow_faults": replica.faults["follow"],
+            "published_tokens": replica.published_tokens,
+            "dropped_tokens": replica.dropped_tokens,
+            "published_bytes": replica.bytes,
+            "manifest_number": replica.manifest.number,
+        }
+    )
 
 
 def _mark(tokenizer: str, revision: str | None) -> bytes | None:
@@ -171,11 +205,6 @@ class HostRequests(Generic[TextT]):
         own_options: Names beginning with "fastdraft" that the host itself puts among the options.
         in_step: Whether all is indexed in the call that asks for it: for a host that calls from a
             thread of its own, and for one whose ranks must all draft the same.
-
-    Attributes:
-        engine: What drafts.
-        memory: Where the text of finished requests goes.
-        replica: Shares the memory with other processes.
     """
 
     def __init__(
@@ -233,10 +262,8 @@ class HostRequests(Generic[TextT]):
         """What was done since the start, and what is held now: values of `metrics.FIELDS`, without
         those of a fleet, which change while no requests come: see `watch`.
 
-        Args:
-            stats: The counts of all requests, or those of predictions alone.
-
-        O(stores) after a change of the memory, else O(1).
+        `stats` are the counts of all requests, or those of predictions alone. O(stores) after a
+        change of the memory, else O(1).
         """
         with self._lock:
             hits = dict(self._hits)
@@ -284,11 +311,10 @@ class HostRequests(Generic[TextT]):
         """Starts to draft for a request, unless its options switch drafts off or are wrong.
 
         Args:
-            text: What is known of it; gets the engine's id.
+            text: Gets the engine's id.
             token_ids: Its prompt, and what it has emitted already. Copied if need be.
             params: Its own parameters.
-            adapter: Its LoRA adapter.
-            salt: What keeps it apart from other requests of the adapter, if anything does.
+            adapter, salt: See `Namespace`.
             apart: Whether it shares text with no other request, whatever its options say.
         """
         try:

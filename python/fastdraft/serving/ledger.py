@@ -92,11 +92,9 @@ class Ledger:
     """The ledger of one drafting process, to write to. But for `publish`, from one thread."""
 
     def __init__(self, folder: Path, *, engine: int = 0) -> None:
-        """Starts a ledger in `folder`.
+        """Starts a ledger in a server's folder.
 
-        Args:
-            folder: The server's folder, see `share_folder`.
-            engine: The engine's number among the data-parallel ones; the label of its metrics.
+        `engine` is its number among the data-parallel ones, and the label of its metrics.
         """
         name = f"{engine}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
         self._page = _Page(folder / name, create=True)
@@ -114,14 +112,8 @@ class Ledger:
             return None
 
     def open(self, ticket: object) -> int | None:
-        """A row for a request with a prediction, for as long as it runs.
-
-        Args:
-            ticket: What came with the request. It may come from anyone.
-
-        Returns:
-            The row, or None for what is no ticket, and where all rows are in use.
-        """
+        """A row for a request with a prediction, for as long as it runs. None for no ticket at all,
+        as it may come from anyone, and where all rows are in use."""
         if not isinstance(ticket, str) or not _TICKET.fullmatch(ticket) or not self._free:
             return None
         row = self._free.popleft()

@@ -73,9 +73,8 @@ class FastdraftDraftModel(HostRequests[Text]):
 
         Raises:
             TypeError: Not a Llama, not a drafter, or not a memory.
-            InvalidValueError: A model with recurrent state, which cannot be taken back to the
-                tokens that were accepted; a Llama that does not measure its times; or a drafter
-                of trees, which the host cannot verify.
+            InvalidValueError: A model with recurrent state, a Llama that does not measure its
+                times, or a drafter of trees, which the host cannot verify.
         """
         if not isinstance(llama, llama_cpp.Llama):
             raise TypeError(f"llama must be a llama_cpp.Llama, got {llama!r}")
@@ -126,16 +125,10 @@ class FastdraftDraftModel(HostRequests[Text]):
             llama.scores = np.empty((llama.n_ctx(), llama.n_vocab()), dtype=np.single)
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """The draft for the next step; the host calls this.
+        """The draft for the next step of the whole text, prompt and output; the host calls this.
 
         O(emitted tokens), besides a comparison of the text with the one shown before, and a new
         generation's prompt.
-
-        Args:
-            input_ids: The whole text, prompt and output, of shape (tokens,).
-
-        Returns:
-            The draft, of shape (drafted,), empty where nothing is worth it.
         """
         milliseconds = self._forward_milliseconds()
         draft = self._guard(self._texts.values(), self._step, input_ids, milliseconds)

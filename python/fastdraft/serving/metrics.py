@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+from fastdraft import Source
+
 __all__ = [
     "FIELDS",
-    "METRICS",
-    "NAMESPACES",
     "SOURCES",
     "Labels",
     "Metric",
@@ -33,18 +33,8 @@ Labels: TypeAlias = Mapping[str, str]
 NAMESPACES: Final = ("unnamed", "named", "apart")
 """The classes of namespaces: see `Text.namespace_class`."""
 
-SOURCES: Final = (
-    "context",
-    "prediction",
-    "datastore",
-    "read_only",
-    "running",
-    "template",
-    "offer",
-    "unknown",
-)
-"""Where draft tokens are found: the names of `fastdraft.Source`, and one for tokens that were
-drafted too long ago to tell."""
+SOURCES: Final = (*(source.name.lower() for source in Source), "unknown")
+"""Where draft tokens are found, and one for tokens that were drafted too long ago to tell."""
 
 
 class Metric(NamedTuple):
@@ -61,38 +51,31 @@ def hits_field(namespace: str, source: str) -> str:
     return f"{namespace}_{source}"
 
 
-def _one(field: str, kind: str, description: str) -> Metric:
-    return Metric(
-        f"fastdraft_{field}" + "_total" * (kind == "counter"), kind, description, {field: {}}
-    )
+def _counter(field: str, description: str) -> Metric:
+    return Metric(f"fastdraft_{field}_total", "counter", description, {field: {}})
+
+
+def _gauge(field: str, description: str) -> Metric:
+    return Metric(f"fastdraft_{field}", "gauge", description, {field: {}})
 
 
 METRICS: Final = (
-    _one(
-        "accepted_prediction_tokens",
-        "counter",
-        "Tokens drafted from predictions that the model emitted.",
+    _counter(
+        "accepted_prediction_tokens", "Tokens drafted from predictions that the model emitted."
     ),
-    _one(
-        "rejected_prediction_tokens",
-        "counter",
-        "Tokens drafted from predictions that the model did not emit.",
+    _counter(
+        "rejected_prediction_tokens", "Tokens drafted from predictions that the model did not emit."
     ),
-    _one(
-        "faults",
-        "counter",
-        "Steps or requests that went on without drafts because drafting raised.",
-    ),
-    _one(
+    _counter("faults", "Steps or requests that went on without drafts because drafting raised."),
+    _counter(
         "refused_requests",
-        "counter",
         "Requests that went on without drafts because one of their own options was wrong.",
     ),
-    _one("steps", "counter", "Calls of the proposer."),
-    _one("seconds", "counter", "Time spent in calls of the proposer."),
-    _one("requests", "gauge", "Requests that the drafting engine holds."),
-    _one("request_bytes", "gauge", "Bytes of their indexes."),
-    _one("datastore_bytes", "gauge", "Bytes of the live datastores."),
+    _counter("steps", "Calls of the proposer."),
+    _counter("seconds", "Time spent in calls of the proposer."),
+    _gauge("requests", "Requests that the drafting engine holds."),
+    _gauge("request_bytes", "Bytes of their indexes."),
+    _gauge("datastore_bytes", "Bytes of the live datastores."),
     Metric(
         "fastdraft_accepted_tokens_total",
         "counter",
@@ -109,10 +92,10 @@ METRICS: Final = (
         "Errors of publishing the memory and of following what others published.",
         {f"{kind}_faults": {"kind": kind} for kind in ("publish", "follow")},
     ),
-    _one("published_tokens", "counter", "Tokens that this replica published."),
-    _one("dropped_tokens", "counter", "Tokens that were not published in time."),
-    _one("published_bytes", "gauge", "Bytes of the stores of what others published."),
-    _one("manifest_number", "gauge", "The number of the manifest that is followed."),
+    _counter("published_tokens", "Tokens that this replica published."),
+    _counter("dropped_tokens", "Tokens that were not published in time."),
+    _gauge("published_bytes", "Bytes of the stores of what others published."),
+    _gauge("manifest_number", "The number of the manifest that is followed."),
 )
 """All metrics."""
 
@@ -134,13 +117,11 @@ def exposition(totals: Mapping[str, Totals]) -> str:
 
 
 class Registry:
-    """The metrics in another library's registry, which adds them to what it exports.
+    """The metrics in another library's registry, which adds them to what it exports. Thread-safe.
 
     Args:
         make: Registers a metric with these labels. Returns what takes a value and its labels: of a
             counter the amount to add, 0 or more, and of a gauge the value.
-
-    Thread-safe.
     """
 
     def __init__(

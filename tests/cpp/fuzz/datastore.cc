@@ -72,95 +72,59 @@ template <typename Number>
 void change(Input& input, char* at) {
   Number number;
   std::memcpy(&number, at, sizeof(number));
-  switch (input.byte() % 8) {
-    case 0:
-      number = static_cast<Number>(-1);
-      break;
-    case 1:
-      number = static_cast<Number>(-2 - static_cast<int>(input.byte()));
-      break;
-    case 2:
-      number = std::numeric_limits<Number>::min();
-      break;
-    case 3:
-      number = std::numeric_limits<Number>::max();
-      break;
-    case 4:
-      number = static_cast<Number>(static_cast<std::uint64_t>(number) + 1);
-      break;
-    case 5:
-      number = static_cast<Number>(static_cast<std::uint64_t>(number) - 1);
-      break;
-    case 6:
-      number = static_cast<Number>(input.byte());
-      break;
-    default:
-      number = static_cast<Number>(input.number());
-  }
+  const auto bits = static_cast<std::uint64_t>(number);
+  const auto byte = static_cast<std::uint64_t>(input.byte());
+  const std::uint64_t others[] = {~std::uint64_t{0},
+                                  ~std::uint64_t{1} - byte,
+                                  static_cast<std::uint64_t>(std::numeric_limits<Number>::min()),
+                                  static_cast<std::uint64_t>(std::numeric_limits<Number>::max()),
+                                  bits + 1,
+                                  bits - 1,
+                                  byte,
+                                  static_cast<std::uint64_t>(input.number())};
+  number = static_cast<Number>(others[input.next(std::size(others))]);
   std::memcpy(at, &number, sizeof(number));
 }
 
-void change_header(Input& input, std::vector<char>& content) {
-  char* header = content.data();
-  constexpr std::size_t kWide[] = {
-      offsetof(FileHeader, num_tokens), offsetof(FileHeader, num_documents),
-      offsetof(FileHeader, num_segments), offsetof(FileHeader, directory_offset),
-      offsetof(FileHeader, file_bytes)};
-  constexpr std::size_t kNarrow[] = {
-      offsetof(FileHeader, version),         offsetof(FileHeader, most_postings),
-      offsetof(FileHeader, num_orders),      offsetof(FileHeader, orders),
-      offsetof(FileHeader, has_fingerprint), offsetof(FileHeader, largest_token)};
-  const std::size_t field = input.byte() % (std::size(kWide) + 2 * std::size(kNarrow));
-  if (field < std::size(kWide)) {
-    change<std::int64_t>(input, header + kWide[field]);
-  } else if (field < std::size(kWide) + std::size(kNarrow)) {
-    change<std::int32_t>(input, header + kNarrow[field - std::size(kWide)]);
-  } else {
-    change<std::int32_t>(input, header + offsetof(FileHeader, largest_token));
-  }
-}
-
-// A number of a segment's: of its entry in the directory, or in one of its sections.
-void change_segment(Input& input, std::vector<char>& content, const std::vector<char>& whole) {
+// A number of the header, of a segment's entry in the directory, or in one of its sections.
+void change_one(Input& input, std::vector<char>& content, const std::vector<char>& whole) {
   FileHeader header;
   std::memcpy(&header, whole.data(), sizeof(header));
-  const std::size_t place =
-      static_cast<std::size_t>(header.directory_offset) +
-      input.byte() % static_cast<std::size_t>(header.num_segments) * sizeof(SegmentEntry);
+  const std::int64_t place =
+      header.directory_offset +
+      static_cast<std::int64_t>(input.byte() % static_cast<std::size_t>(header.num_segments) *
+                                sizeof(SegmentEntry));
   SegmentEntry entry;
   std::memcpy(&entry, whole.data() + place, sizeof(entry));
   const SegmentLayout layout(entry);
   const std::size_t order = input.byte() % kNumOrders;
-  const auto at = [&](std::int64_t section, std::int64_t count, std::size_t bytes) {
-    return content.data() + section +
-           input.next(static_cast<std::size_t>(std::max<std::int64_t>(count, 1))) * bytes;
-  };
-  switch (input.byte() % 6) {
-    case 0:
-      change<std::int64_t>(input, content.data() + place + input.byte() % 9 * 8);
-      break;
-    case 1:
-      change<std::uint16_t>(input, at(layout.tokens, entry.size, 2));
-      break;
-    case 2:
-      change<std::uint8_t>(input, at(layout.outputs, entry.size / 8, 1));
-      break;
-    case 3:
-      change<std::uint32_t>(input, at(layout.postings[order], entry.postings[order], 4));
-      break;
-    case 4:
-      change<std::uint32_t>(input, at(layout.buckets[order], entry.buckets[order], sizeof(Bucket)) +
-                                       offsetof(Bucket, positions) +
-                                       input.byte() % Bucket::kEntries * 4);
-      break;
-    default: {
-      // Tags of all buckets, so that a search goes on and on.
-      const auto tag = static_cast<char>(input.byte());
-      for (std::int64_t bucket = 0; bucket < entry.buckets[order]; ++bucket) {
-        std::memset(content.data() + layout.buckets[order] + bucket * 64, tag, Bucket::kEntries);
-      }
+  if (input.byte() % 8 == 0) {
+    // Tags of all buckets, so that a search goes on and on.
+    const auto tag = static_cast<char>(input.byte());
+    for (std::int64_t bucket = 0; bucket < entry.buckets[order]; ++bucket) {
+      std::memset(content.data() + layout.buckets[order] + bucket * 64, tag, Bucket::kEntries);
     }
+    return;
   }
+  struct {
+    std::int64_t first, count, bytes;  // numbers of so many bytes
+  } const sections[] = {
+      {0, sizeof(FileHeader) / 4, 4},
+      {offsetof(FileHeader, num_tokens), 5, 8},
+      {offsetof(FileHeader, largest_token), 1, 4},
+      {place, sizeof(entry) / 8, 8},
+      {layout.tokens, entry.size, 2},
+      {layout.outputs, entry.size / 8, 1},
+      {layout.postings[order], std::max<std::int64_t>(entry.postings[order], 1), 4},
+      {layout.buckets[order], entry.buckets[order] * 16, 4},
+  };
+  const auto& [first, count, bytes] = sections[input.byte() % std::size(sections)];
+  char* number = content.data() + first +
+                 static_cast<std::int64_t>(input.next(static_cast<std::size_t>(count))) * bytes;
+  if (bytes == 1) change<std::uint8_t>(input, number);
+  if (bytes == 2) change<std::uint16_t>(input, number);
+  if (bytes == 4) change<std::int32_t>(input, number);
+  if (bytes == 8) change<std::int64_t>(input, number);
 }
 
 // Makes the checksums right. Without it hardly an input would be read.
@@ -231,16 +195,10 @@ FASTDRAFT_FUZZ(DamagedDatastore, 300) {
   Input input(data, size);
   const std::size_t ways = input.byte();
   while (!input.empty()) {
-    switch (input.byte() % 8) {
-      case 0:
-      case 1:
-        change_header(input, content);
-        break;
-      case 2:
-        content[input.next(content.size())] = static_cast<char>(input.byte());
-        break;
-      default:
-        change_segment(input, content, whole);
+    if (input.byte() % 8 == 0) {
+      content[input.next(content.size())] = static_cast<char>(input.byte());
+    } else {
+      change_one(input, content, whole);
     }
   }
   if (ways % 16 == 15) content.resize(std::max(sizeof(FileHeader), content.size() - ways));

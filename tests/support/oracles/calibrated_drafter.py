@@ -172,18 +172,7 @@ class CalibratedDrafter:
         self.learn_paths(emitted)
         begun, index = self.acceptance.now, 0
         for token in emitted:
-            following = self.nodes[index].following
-            self.acceptance.learn(
-                [
-                    (candidate.token, candidate.evidence, candidate.weight, candidate.names)
-                    for candidate in following
-                ],
-                self.moment,
-                begun,
-                token,
-                self.sample,
-                self.named,
-            )
+            self.judge(index, token, begun)
             children = (
                 child
                 for child, node in enumerate(self.nodes[1:], 1)
@@ -192,6 +181,21 @@ class CalibratedDrafter:
             index = next(children, -1)
             if index < 0:
                 return
+
+    def judge(self, index: int, emitted: int, begun: int) -> None:
+        """Learns which of the candidates behind a node was emitted, in a step begun at `begun`."""
+        self.acceptance.learn(
+            [(each.token, each.evidence, each.weight, each.names) for each in self.own(index)],
+            self.moment,
+            begun,
+            emitted,
+            self.sample,
+            self.named,
+        )
+
+    def own(self, index: int) -> list[Candidate]:
+        """The candidates behind a node that were found in texts."""
+        return self.nodes[index].following
 
     def learn_paths(self, emitted: Sequence[int]) -> None:
         """Learns which paths were accepted; of a chain, that of the token that ended it too."""
@@ -221,18 +225,8 @@ class CalibratedDrafter:
 
     def path_to(self, index: int) -> list[int]:
         """The tokens from the text's end to a drafted one; none for -1."""
-        if index < 0:
-            return []
-        return [*self.path_to(self.draft[index].parent), self.draft[index].candidate.token]
+        return self.tokens_to(self.nodes[index + 1]) if index >= 0 else []
 
     def accepted(self, emitted: Sequence[int]) -> list[Node]:
         """The drafted tokens that the emitted ones begin with."""
-        path: list[Node] = []
-        parent = -1
-        for token in emitted:
-            children = {n.candidate.token: n for n in self.draft if n.parent == parent}
-            if token not in children:
-                break
-            path.append(children[token])
-            parent = self.draft.index(children[token])
-        return path
+        return [node for node in self.draft if self.tokens_to(node) == list(emitted[: node.depth])]

@@ -90,12 +90,12 @@ class OfferedDrafter(CalibratedDrafter):
     offers: Sequence[Offer] = ()
 
     def begin(self, limit: int) -> None:
-        self.own: dict[int, list[Candidate]] = {}  # what the engine found itself, by node
+        self.found: dict[int, list[Candidate]] = {}  # what the engine found itself, by node
         super().begin(limit)
 
     def expand(self, node: Node) -> None:
         super().expand(node)
-        self.own[len(self.nodes) - 1] = node.following
+        self.found[len(self.nodes) - 1] = node.following
         if not self.offers:
             return
         above = node.candidate
@@ -163,34 +163,17 @@ class OfferedDrafter(CalibratedDrafter):
                 each.places[k] = children[each.token]
             each.weight += offer.model.weigh(evidence)
 
-    def learn(self, emitted: Sequence[int]) -> None:
-        self.learn_paths(emitted)
-        begun, index = self.acceptance.now, 0
-        for token in emitted:
-            node = self.nodes[index]
-            own = self.own.get(index, [])
-            self.acceptance.learn(
-                [(each.token, each.evidence, each.weight, each.names) for each in own],
-                self.moment,
-                begun,
-                token,
-                self.sample,
-                self.named,
-            )
-            judged: dict[int, tuple[Offer, bool]] = {}
-            for each in node.following:
-                for offer, offered, evidence, before in getattr(each, "told", []):
-                    accepted = each.token == token
-                    offer.model.learn(evidence, before, accepted)
-                    hit = judged.get(id(offer), (offer, False))[1]
-                    judged[id(offer)] = offer, hit or (accepted and offered)
-            for offer, hit in judged.values():
-                offer.record[:] = [0.95 * offer.record[0] + 1, 0.95 * offer.record[1] + hit]
-            children = (
-                child
-                for child, other in enumerate(self.nodes[1:], 1)
-                if other.parent + 1 == index and other.candidate.token == token
-            )
-            index = next(children, -1)
-            if index < 0:
-                return
+    def own(self, index: int) -> list[Candidate]:
+        return self.found.get(index, [])
+
+    def judge(self, index: int, emitted: int, begun: int) -> None:
+        super().judge(index, emitted, begun)
+        judged: dict[int, tuple[Offer, bool]] = {}
+        for each in self.nodes[index].following:
+            for offer, offered, evidence, before in getattr(each, "told", []):
+                accepted = each.token == emitted
+                offer.model.learn(evidence, before, accepted)
+                hit = judged.get(id(offer), (offer, False))[1]
+                judged[id(offer)] = offer, hit or (accepted and offered)
+        for offer, hit in judged.values():
+            offer.record[:] = [0.95 * offer.record[0] + 1, 0.95 * offer.record[1] + hit]

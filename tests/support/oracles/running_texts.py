@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastdraft.datastore import Occurrence
+from oracles.suffixes import alike
 
 ORDERS, LONGEST = (4, 2, 1), 32
 SLICE = 128  # tokens that enter in one call
@@ -79,7 +80,7 @@ class Others:
                         break
                     continue
                 links -= 1
-                length = common_end(before, text)
+                length = min(LONGEST, alike(before, text))
                 if length < longer:
                     found.append(Occurrence(place, length, True))
                     found.sort(key=lambda occurrence: -occurrence.length)
@@ -91,11 +92,3 @@ class Others:
         request, index = self.running.entered[place]
         text = self.running.texts[request]
         return np.array(text.tokens[index : min(index + most, text.entered)], dtype=np.int32)
-
-
-def common_end(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many of their last tokens both share, LONGEST at most."""
-    length = 0
-    while length < min(LONGEST, len(a), len(b)) and a[-1 - length] == b[-1 - length]:
-        length += 1
-    return length

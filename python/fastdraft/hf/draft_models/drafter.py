@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftBatch, DraftStats, Offers
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.draft_models.stage import Scoring, Stage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
@@ -43,8 +42,8 @@ class ModelDrafter:
         seeds: The seed of each request; `None` for greedy generation.
 
     Attributes:
-        scoring: Shapes the models' logits; to be set before the first draft.
         weighs_cost: Whether the drafts depend on the time of the target's forwards.
+        has_engine: Whether an engine drafts, too.
 
     Raises:
         InvalidValueError: A draft model does not fit the target.
@@ -62,11 +61,11 @@ class ModelDrafter:
         staged = assistant if isinstance(assistant, Staged) else Staged([assistant])
         models = staged.models
         vocabularies = draft_vocabularies(models, target, tokenizer)
-        self.scoring: Scoring | None = None
         self.weighs_cost = models[-1].schedule.weighs_cost or models[-1].lookup is not None
         self._samples = seeds is not None
         self._lookup = models[-1].lookup
         self._engine_stage = None if staged.engine is None else EngineStage(staged.engine)
+        self.has_engine = self._lookup is not None or self._engine_stage is not None
         self._seeds = seeds
         self._texts: dict[int, list[int]] = {}
         self._stats: dict[int, DraftStats] = {}  # without an engine beside the models
@@ -81,7 +80,6 @@ class ModelDrafter:
                 each,
                 rows=rows,
                 samples=self._samples,
-                scoring=self._score,
                 vocabulary=vocabularies[level],
                 level=len(models) - 1 - level,
                 ratio=sizes[level] / sizes[level + 1],
@@ -90,6 +88,11 @@ class ModelDrafter:
             self._stages.append(lower)
         self._stage: Stage | None = self._stages[-1]
 
+    def shape_by(self, scoring: Scoring) -> None:
+        """Shapes the models' logits so. To be called before the first draft."""
+        for stage in self._stages:
+            stage.scoring = scoring
+
     @property
     def assistants(self) -> list[AssistantStats]:
         """What the drafts of each model were worth so far, the smallest model first."""
@@ -97,11 +100,6 @@ class ModelDrafter:
 
     def add_request(self, prompt_ids: Any, **options: Any) -> int:
         """As `Engine.add_request`; without an engine, requests are numbered from 0."""
-        if self._lookup is None and self._engine_stage is None and options.get("read_only"):
-            raise InvalidValueError(
-                "read_only must be left out where models draft without an engine, got "
-                f"{options['read_only']!r}"
-            )
         row = request = len(self._texts)
         if self._lookup is not None:
             request = self._lookup.add_request(prompt_ids, **options)
@@ -279,10 +277,6 @@ class ModelDrafter:
             self._engine_stage.end(request, finished=finished)
         for stage in self._stages:
             stage.end(request)
-
-    def _score(self, *arguments: Any) -> torch.Tensor:
-        assert self.scoring is not None
-        return self.scoring(*arguments)
 
 
 def _parameters(model: Any) -> int:

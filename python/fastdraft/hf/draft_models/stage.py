@@ -26,7 +26,7 @@ from fastdraft import step_latency
 from fastdraft.drafters import AssistantModel
 from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import attending, shares_keys
+from fastdraft.hf.attention import attending
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import RowCache, places_after
@@ -91,7 +91,7 @@ class Stage:
         assistant: The draft model, and what it learned in earlier generations.
         rows: How many requests there will be.
         samples: Whether it draws its tokens.
-        scoring: Shapes its logits as the target's are shaped.
+        scoring: Shapes its logits as the target's are shaped; to be set before the first draft.
         vocabulary: How its token ids stand to the target's.
         level: 0 for the stage that drafts for the target, 1 for its lower stage, ...
         ratio: Its parameters over those of the model that it drafts for: the estimate of its cost
@@ -102,11 +102,11 @@ class Stage:
     assistant: AssistantModel
     rows: InitVar[int]
     samples: bool
-    scoring: Scoring
     vocabulary: DraftVocabulary
     level: int
     ratio: float
     lower: Stage | EngineStage | None
+    scoring: Scoring = field(init=False)
 
     def __post_init__(self, rows: int) -> None:
         model = self.assistant.model
@@ -145,7 +145,6 @@ class Stage:
             # Beyond it may be rows that do not take part, and tokens that stages above drafted.
             last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
-        self._shares_keys = shares_keys(model)
         # The scores that it is given are warped.
         self._verifier = Verifier(Warping())
 
@@ -264,6 +263,8 @@ class Stage:
         self._drop_ended()
         # In the order of the cache, which is that of the logits.
         active = [request for request in self._slots if wanted.get(request, 0) > 0]
+        for request in active:
+            drafts[request].belief = self._schedule.estimator.begin(self._key(request))
         started = first_done = step_latency.clock()
         caught_up = depth = first_depth = 0
         while active:
@@ -279,11 +280,7 @@ class Stage:
                 found = behind(drafts)
                 active = [request for request in active if request in found]
                 promised = sum(found[request] for request in active)
-            beliefs = [
-                (self._key(request), belief)
-                for request in active
-                if (belief := drafts[request].belief) is not None
-            ]
+            beliefs = [(self._key(request), drafts[request].belief) for request in active]
             most = max(rooms.values())
             if not active or not self._schedule.goes_on(
                 beliefs, depth, time_of, most=most, behind=promised
@@ -327,34 +324,30 @@ class Stage:
         lower = self._lower_drafts(active, tails, drafts, wanted)
         started = step_latency.clock()
         logits, width, caught_up = self._forward(tails, lower)
-        scores, offsets, emitted = self._verify(pending, tails, lower, logits)
+        below = FlatDrafts.of_rows([lower[request] for request in active])
+        scores, emitted = self._verify(pending, tails, below, logits)
         confidences = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
         estimator = self._schedule.estimator
-        for slot, request in enumerate(active):
-            draft, first = drafts[request], int(offsets[slot]) + slot
-            room = wanted[request] - len(draft.token_ids)
-            stopped = not emitted[slot]
-            for line, token in enumerate(emitted[slot][:room], first):
-                confidence = confidences[line]
+        for request, first, tokens in zip(active, below.first_lines, emitted, strict=True):
+            draft = drafts[request]
+            # Whether it is too unsure to go on, or has drafted what it cannot be given.
+            stops = not tokens
+            for line, token in enumerate(tokens[: wanted[request] - len(draft.token_ids)], first):
                 # A confidence of NaN leaves nothing to draw from.
-                stopped = not confidence >= self.assistant.confidence_threshold
-                if stopped:
+                if stops or not confidences[line] >= self.assistant.confidence_threshold:
+                    stops = True
                     break
                 draft.token_ids.append(token)
-                draft.confidences.append(confidence)
-                if draft.belief is None:
-                    draft.belief = estimator.begin(self._key(request))
-                draft.belief = estimator.extended(draft.belief, confidence)
+                draft.confidences.append(confidences[line])
+                draft.belief = estimator.extended(draft.belief, confidences[line])
                 draft.probabilities.append(float(draft.belief.sum()))
                 if self.samples:
                     draft.logits.append(scores[line])
-                stopped = token >= self.vocabulary.known
-                if stopped:
-                    break
-            if stopped:
+                stops = token >= self.vocabulary.known
+            if stops:
                 wanted[request] = len(draft.token_ids)
             if self.lower is not None and lower[request].token_ids:
-                self.lower.learn(request, lower[request], emitted[slot])
+                self.lower.learn(request, lower[request], tokens)
         # Tokens to catch up with are read as a prompt's are.
         read = caught_up - 1 if caught_up > _CATCHING_UP else 0
         rows, seconds = len(self._slots), step_latency.clock() - started
@@ -407,7 +400,7 @@ class Stage:
             wanted.append(1 + len(lower[request].token_ids))
             cached.token_ids += feeds[-1]
             cached.confirmed = len(cached.text)
-        with attending(self._model.model, stands_in=self._shares_keys):
+        with attending(self._model.model):
             logits = self._model.forward(
                 feeds,
                 rows=[self._requests[each].row for each in self._slots],
@@ -440,28 +433,27 @@ class Stage:
         self,
         pending: dict[int, list[int]],
         tails: dict[int, list[int]],
-        lower: dict[int, RowDraft],
+        below: FlatDrafts,
         logits: torch.Tensor,
-    ) -> tuple[torch.Tensor, NDArray[np.int32], list[list[int]]]:
-        """The scores (positions, vocabulary), float32, where each request's lower draft begins, and
-        the tokens that each request emits."""
-        drafts = FlatDrafts.of_rows([lower[request] for request in tails])
-        texts = [tail + lower[request].token_ids for request, tail in tails.items()]
-        rows = [self._requests[request].row for request in tails]
-        scores = self.scoring(logits, rows, texts, (drafts.counts + 1).tolist())
-        scores = scores.to(torch.float32)
+    ) -> tuple[torch.Tensor, list[list[int]]]:
+        """The scores (positions, vocabulary), float32, and the tokens that each request emits."""
+        asked = [self._requests[request] for request in tails]
+        texts = [tail + draft for tail, draft in zip(tails.values(), below.by_row, strict=True)]
+        rows = [each.row for each in asked]
+        scores = self.scoring(logits, rows, texts, (below.counts + 1).tolist()).to(torch.float32)
         seeds = None
         if self.samples:
-            mixed = []
-            for request in tails:
-                seed, length = self._requests[request].seed, len(self._requests[request].text)
-                mixed.append(_mixed(seed, self.level, length, len(pending[request])))
-            seeds = np.array(mixed, np.int64)
-        positions = [len(self._requests[each].text) + len(tail) for each, tail in tails.items()]
-        choice = self._verifier(
-            scores, drafts, seeds=seeds, positions=np.array(positions, np.int64)
-        )
-        return scores, drafts.offsets, choice.tokens
+            behind = [len(pending[request]) for request in tails]
+            seeds = np.array(
+                [
+                    _mixed(each.seed, self.level, len(each.text), count)
+                    for each, count in zip(asked, behind, strict=True)
+                ]
+            )
+        lengths = zip(asked, tails.values(), strict=True)
+        positions = np.array([len(each.text) + len(tail) for each, tail in lengths])
+        choice = self._verifier(scores, below, seeds=seeds, positions=positions)
+        return scores, choice.tokens
 
     def _drop_ended(self) -> None:
         if self._ended.isdisjoint(self._slots):

@@ -27,18 +27,9 @@ __all__ = ["Forward"]
 
 # Headers of one connection, which are not passed on (RFC 9110, 7.6.1), and those made anew here.
 _OF_CONNECTION: Final = (
-    b"connection",
-    b"expect",
-    b"host",
-    b"keep-alive",
-    b"proxy-authenticate",
-    b"proxy-authorization",
-    b"proxy-connection",
-    b"te",
-    b"trailer",
-    b"transfer-encoding",
-    b"upgrade",
-)
+    b"connection expect host keep-alive proxy-authenticate proxy-authorization proxy-connection te "
+    b"trailer transfer-encoding upgrade"
+).split()
 _CONNECT_SECONDS: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -84,12 +75,7 @@ class Forward:
         if self._url.path.rstrip("/").endswith("/v1"):
             raise InvalidValueError(f"the server's URL must be the one without /v1, got {url!r}")
         self._prefix = self._url.raw_path.rstrip(b"/")
-        self._timeout = {
-            "connect": _CONNECT_SECONDS,
-            "read": silence,
-            "write": silence,
-            "pool": None,
-        }
+        self._timeout = httpx.Timeout(silence, connect=_CONNECT_SECONDS, pool=None).as_dict()
         self._transport = httpx.AsyncHTTPTransport(
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
         )
@@ -203,11 +189,7 @@ class _Body:
 
 
 async def _until_gone(answering: Coroutine[Any, Any, None], body: _Body) -> None:
-    """Answers a request until that is done or the client has gone.
-
-    Raises:
-        _ClientGone: It has gone.
-    """
+    """Answers a request until that is done or the client has gone. Raises _ClientGone."""
 
     async def watch() -> None:
         await body.read.wait()

@@ -2,9 +2,8 @@
 
 A front stands before a server and turns a request's `prediction` into the token ids that fastdraft
 takes from the request's own parameters; the servers themselves ignore predictions. A request's
-tools and its JSON schema become templates to draft from. It is plain ASGI and knows the server's
-HTTP interface, and the ledgers in which vLLM's engines say what became of predictions. Other
-requests pass as they are, unless they ask fastdraft for what it does not understand.
+tools and its JSON schema become templates to draft from. Other requests pass as they are, unless
+they ask fastdraft for what it does not understand.
 """
 
 from __future__ import annotations
@@ -211,15 +210,12 @@ class Front:
             await asyncio.Event().wait()
             return {"type": "http.disconnect"}
 
-        status = 0
-        answer = bytearray()
+        status, answer = 0, bytearray()
 
         async def send(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif message["type"] == "http.response.body":
-                answer.extend(message.get("body", b""))
+            status = message.get("status", status)
+            answer.extend(message.get("body", b""))
 
         try:
             await self.app(request, receive, send)
@@ -283,13 +279,9 @@ class _Completion:
             if self._refusal is None:
                 raise
         if self._refusal is not None:
-            await send_error(
-                self._client_send,
-                self._refusal.status,
-                str(self._refusal),
-                "BadRequestError",
-                self._refusal.parameter,
-            )
+            wrong = self._refusal
+            send, text = self._client_send, str(wrong)
+            await send_error(send, wrong.status, text, "BadRequestError", wrong.parameter)
 
     async def _receive(self) -> Message:
         if self._body_given:

@@ -22,23 +22,19 @@ COMPLETIONS: Final = (
 class Server:
     """An inference server with OpenAI's API.
 
-    Attributes:
-        title: Its name.
-        owners: What it calls itself: `owned_by` of the models in its `/v1/models`.
-        parameters: The field of a request that holds the request's own parameters for what runs in
-            the engine; None where there is none, so that nothing can be passed to a drafter.
-        text: The field of the text in what its `/detokenize` answers.
-
-        paths: The endpoints that take these parameters.
-
-    With `parameters`, the server has `/tokenize` and `/detokenize` as vLLM has them.
+    With `parameters`, it has `/tokenize` and `/detokenize` as vLLM has them.
     """
 
     title: str
     owners: tuple[str, ...]
+    """What it calls itself: `owned_by` of the models in its `/v1/models`."""
     parameters: str | None = None
+    """The field of a request that holds its own parameters for what runs in the engine; None where
+    nothing can be passed to a drafter."""
     text: str = "prompt"
+    """The field of the text in what its `/detokenize` answers."""
     paths: tuple[str, ...] = ("/v1/chat/completions", "/v1/completions")
+    """The endpoints that take these parameters."""
 
 
 # The second is vLLM's frontend in Rust.

@@ -7,7 +7,7 @@ import concurrent.futures
 import hashlib
 import json
 from array import array
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
@@ -23,16 +23,12 @@ _MOST_KEPT: Final = 1 << 20
 _EACH: Final = 64
 """In tokens: what it takes to keep templates, however short."""
 
-Ask = Callable[[str, Json], Awaitable[Json]]
+Ask = Callable[[str, Json], Coroutine[Any, Any, Json]]
 """Asks the server: a path and the body of a POST, for the answer's JSON. Raises ServerError."""
 
 
 class ServerError(Exception):
-    """A question that the server did not answer, and how it failed.
-
-    Attributes:
-        status: What it answered; 0 where it did not.
-    """
+    """A question that the server did not answer, but with this status, if any."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -58,14 +54,10 @@ class RequestTemplates:
     async def ids(
         self, request: Mapping[str, Any], server: Server, caller: Sequence[Any], ask: Ask
     ) -> list[int]:
-        """The tokens of all templates of a request for a completion; none for most requests.
+        """The tokens of all templates of a completion's body; none for most requests.
 
-        Args:
-            request: Its body.
-            server: Which one it is for.
-            caller: Who asks. Templates are made anew for each caller: how fast an answer comes
-                would tell whether another one had sent the same tools.
-            ask: Asks the server.
+        Templates are made anew for each `caller`: how fast an answer comes would tell whether
+        another one had sent the same tools.
 
         Raises:
             ServerError: The server does not tokenize.
@@ -145,15 +137,12 @@ class _ServerTokenizer:
         return tokens_of(self._answer("/tokenize", question))
 
     def _answer(self, path: str, question: Json) -> Json:
-        asking = self._answered(path, {"model": self._model, **question})
+        asking = self._ask(path, {"model": self._model, **question})
         try:
             return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
         except concurrent.futures.CancelledError as error:
             # The process ends. Templates are rendered without regard to other exceptions.
             raise asyncio.CancelledError from error
-
-    async def _answered(self, path: str, question: Json) -> Json:
-        return await self._ask(path, question)
 
 
 def _encoded(message: Mapping[str, Any]) -> Json:

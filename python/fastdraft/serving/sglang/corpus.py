@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -11,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, Offers, Successors
+from fastdraft import DraftConfig, DraftStats, Offers, Successors
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.host import HostRequests, watch
+from fastdraft.serving.host import HostRequests, opened, watch
 from fastdraft.serving.metrics import Totals
 from fastdraft.serving.sglang.environment import (
-    bytes_of,
     drafts_from_logits,
-    names_of,
-    replica_of,
+    memory_settings,
+    ranks_of,
+    target_of,
 )
 from fastdraft.serving.sglang.logits import Nodes
 from fastdraft.serving.sglang.texts import RequestText, Row, ends_of
@@ -28,7 +27,6 @@ __all__ = ["Corpus"]
 
 _Ints = NDArray[np.int64]
 
-_MEMORY_BYTES: Final = 1 << 30
 _REPORT_INTERVAL: Final = 1.0  # in seconds
 _SLOTS: Final = 4096  # of each request's successors
 
@@ -63,13 +61,7 @@ class Corpus(HostRequests[RequestText]):
                 none any more.
 
         The last three are fastdraft's own. What the worker has no option for comes from the
-        environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
-        from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
-        paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
-        namespaces that all requests read, separated by commas; `FASTDRAFT_MEMORY_URL`, where the
-        memory is kept and shared with other replicas, with the key in `FASTDRAFT_MEMORY_KEY`;
-        `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests;
-        `FASTDRAFT_LOGITS`, 0 to draft nothing from the target's logits.
+        environment, see `environment`.
 
         Raises:
             InvalidValueError: A value out of its range.
@@ -80,26 +72,16 @@ class Corpus(HostRequests[RequestText]):
                 f"speculative_num_draft_tokens must be at least 2, got {draft_token_num}"
             )
         longest = draft_token_num - 1
-        memory_bytes = bytes_of("FASTDRAFT_MEMORY_BYTES")
-        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes)
-        paths = names_of("FASTDRAFT_DATASTORES", os.pathsep)
         # The host verifies all nodes whether they are drafted or not, so drafts cost nothing more.
-        engine = Engine(
-            DraftConfig(
-                lookahead=longest,
-                tree_budget=None if max_bfs_breadth == 1 else longest,
-                token_cost=0.0,
-                max_bytes=bytes_of("FASTDRAFT_MAX_BYTES"),
-                vocabulary=vocabulary,
-            )
+        config = DraftConfig(
+            lookahead=longest,
+            tree_budget=None if max_bfs_breadth == 1 else longest,
+            token_cost=0.0,
+            vocabulary=vocabulary,
         )
         super().__init__(
-            engine,
-            memory,
-            list(map(Datastore.open, paths)),
-            shared=names_of("FASTDRAFT_SHARED_NAMESPACES", ","),
-            replica=replica_of(memory, server_args),
-            in_step=getattr(server_args, "tp_size", 1) > 1,
+            **opened(memory_settings(server_args), config, target_of(server_args)),
+            in_step=ranks_of(server_args) > 1,
         )
         self._width = draft_token_num
         self._vocabulary = vocabulary
@@ -112,13 +94,7 @@ class Corpus(HostRequests[RequestText]):
             watch(self.replica, report)
 
     def begin(self, reqs: Iterable[Any]) -> None:
-        """Takes up those requests of a batch that are new.
-
-        Args:
-            reqs: SGLang's `Req`s.
-
-        O(text) for a new request, else O(1).
-        """
+        """Takes up those of a batch's `Req`s that are new. O(text) for a new one, else O(1)."""
         for req in reqs:
             text = self._texts.get(req.rid)
             if text is not None and text.output_ids is req.output_ids:
@@ -159,9 +135,9 @@ class Corpus(HostRequests[RequestText]):
         """The drafts of the next step, after what the last one emitted.
 
         Args:
-            req_ids: The ids of the requests, which `begin` has taken up.
-            batch_tokens: For each of them the last tokens of its text, all new ones at least.
-            total_lens: For each of them the length of its text, prompt and output.
+            req_ids: The requests, which `begin` has taken up.
+            batch_tokens: The last tokens of each text, all new ones at least.
+            total_lens: The length of each text, prompt and output.
 
         Returns:
             For each request the tokens of its nodes, int64, (requests * nodes,), and which nodes

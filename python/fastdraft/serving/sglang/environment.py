@@ -4,22 +4,63 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Final
+from typing import Any
 
-from fastdraft import Memory
 from fastdraft.errors import InvalidValueError
-from fastdraft.fleet import Replica
-from fastdraft.serving.host import share
+from fastdraft.serving.host import Target
+from fastdraft.serving.settings import MemorySettings
 
-__all__ = ["bytes_of", "drafts_from_logits", "names_of", "replica_of"]
-
-_MEMORY_URL: Final = "FASTDRAFT_MEMORY_URL"
+__all__ = ["drafts_from_logits", "memory_settings", "ranks_of", "target_of"]
 
 _logger = logging.getLogger(__name__)
 
 
-def bytes_of(variable: str) -> int | None:
-    """A number of bytes from the environment; None where it is not set."""
+def memory_settings(server_args: Any) -> MemorySettings:
+    """The settings of the memory. Raises InvalidValueError."""
+    url = os.environ.get("FASTDRAFT_MEMORY_URL") or None
+    ranks = ranks_of(server_args)
+    if url is not None and ranks > 1:
+        # Each rank would read at its own time.
+        raise InvalidValueError(
+            f"FASTDRAFT_MEMORY_URL must not be set with tp_size {ranks}, whose ranks must all "
+            f"draft the same, got {url!r}"
+        )
+    memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
+    return MemorySettings(
+        memory_bytes=MemorySettings.memory_bytes if memory_bytes is None else memory_bytes,
+        datastores=_names("FASTDRAFT_DATASTORES", os.pathsep),
+        shared_namespaces=_names("FASTDRAFT_SHARED_NAMESPACES", ","),
+        memory_url=url,
+        max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
+    )
+
+
+def drafts_from_logits(server_args: Any) -> bool:
+    """Whether to draft from the target's logits. Raises InvalidValueError."""
+    value = os.environ.get("FASTDRAFT_LOGITS") or "1"
+    if value not in ("0", "1"):
+        raise InvalidValueError(f"FASTDRAFT_LOGITS must be 0 or 1, got {value!r}")
+    ranks = ranks_of(server_args)
+    if value == "1" and ranks > 1:
+        # What each rank reads may differ in rounding, and all must draft the same.
+        _logger.info("fastdraft: with tp_size %d nothing is drafted from the logits", ranks)
+        return False
+    return value == "1"
+
+
+def target_of(server_args: Any) -> Target:
+    """The model that the server's own arguments name."""
+    model = str(getattr(server_args, "model_path", ""))
+    tokenizer = str(getattr(server_args, "tokenizer_path", None) or model)
+    return Target(model, tokenizer, getattr(server_args, "revision", None))
+
+
+def ranks_of(server_args: Any) -> int:
+    """How many ranks of one model there are, which must all draft the same."""
+    return int(getattr(server_args, "tp_size", 1))
+
+
+def _bytes(variable: str) -> int | None:
     value = os.environ.get(variable)
     if not value:
         return None
@@ -28,41 +69,5 @@ def bytes_of(variable: str) -> int | None:
     return int(value)
 
 
-def names_of(variable: str, separator: str) -> list[str]:
-    """Names or paths from the environment; none where it is not set."""
+def _names(variable: str, separator: str) -> list[str]:
     return [name for name in os.environ.get(variable, "").split(separator) if name]
-
-
-def drafts_from_logits(server_args: Any) -> bool:
-    """Whether to draft from the target's logits. Raises InvalidValueError."""
-    value = os.environ.get("FASTDRAFT_LOGITS") or "1"
-    if value not in ("0", "1"):
-        raise InvalidValueError(f"FASTDRAFT_LOGITS must be 0 or 1, got {value!r}")
-    ranks = getattr(server_args, "tp_size", 1)
-    if value == "1" and ranks > 1:
-        # What each rank reads may differ in rounding, and all must draft the same.
-        _logger.info("fastdraft: with tp_size %d nothing is drafted from the logits", ranks)
-        return False
-    return value == "1"
-
-
-def replica_of(memory: Memory, server_args: Any) -> Replica | None:
-    """Shares the memory where the environment says so. Raises InvalidValueError."""
-    url = os.environ.get(_MEMORY_URL)
-    if not url or not memory.max_bytes:
-        return None
-    ranks = getattr(server_args, "tp_size", 1)
-    if ranks > 1:
-        # Each rank would read at its own time.
-        raise InvalidValueError(
-            f"{_MEMORY_URL} must not be set with tp_size {ranks}, whose ranks must all draft the "
-            f"same, got {url!r}"
-        )
-    model = str(getattr(server_args, "model_path", ""))
-    return share(
-        memory,
-        url,
-        model=model,
-        tokenizer=str(getattr(server_args, "tokenizer_path", None) or model),
-        revision=getattr(server_args, "revision", None),
-    )

@@ -33,10 +33,6 @@ class HeadRecord:
 
     It learns of both whichever was verified, as far as the emitted tokens reach.
 
-    Args:
-        lookahead: The longest draft.
-        places: The most requests at once.
-
     Attributes:
         width: The values that `align` writes for a row between its counts and its last tokens.
     """

@@ -11,7 +11,6 @@ import functools
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +28,8 @@ _logger = logging.getLogger(__name__)
 
 # After so many drafts what was counted is worth half.
 _HALF_LIFE: Final = 256.0
-# How many drafts the guess is worth that a token is accepted as often as the one before it; and
-# how often the first one is, before anything is known.
+# The guess that a token is accepted as often as the one before it counts as so many drafts. And how
+# often the first one is, before anything is known.
 _GUESSED: Final = 4.0
 _FIRST: Final = 0.6
 # A length has to be better than none by so much: estimates of what looks best are too high.
@@ -41,24 +40,15 @@ _PROBES: Final = 32, 1024
 
 
 class DraftLengths:
-    """Chooses the length of the drafts of each step.
+    """Chooses the length of the drafts of each step, 0 or one of `lengths`.
 
     A scheduler sees no drafts, and may run in another process than the engine. So all that can be
     learned is how many tokens are accepted, by their depth.
-
-    Args:
-        lengths: Those to choose among, beside 0.
-        latency: What steps take; is told of each step.
-
-    Raises:
-        ValueError: There is none above 0.
     """
 
     def __init__(self, lengths: Iterable[int], latency: StepLatency) -> None:
         self._lengths = np.array(sorted({0, *lengths}))
-        longest = int(self._lengths.max())
-        if longest < 1:
-            raise ValueError(f"lengths must have one of at least 1, got {self._lengths.tolist()}")
+        longest = int(self._lengths[-1])
         self._latency = latency
         # By depth: the drafts of late whose tokens before it were right, and those that it was too.
         self._tried: NDArray[np.float64] = np.zeros(longest)
@@ -141,15 +131,12 @@ class DraftSchedule(list[tuple[int, int, int]]):
 
 
 def give_lengths(vllm_config: Any) -> None:
-    """Gives vLLM lengths of drafts to choose among, if the user named none.
+    """Gives a `VllmConfig` lengths of drafts to choose among, before it chooses the sizes of its
+    graphs.
 
-    Does nothing without the V2 speculator, beside a head, with adaptive verification, whose drafts
-    differ in length, with data parallelism, where vLLM cannot change the length, and with ranks
-    that schedule for themselves, whose clocks differ.
-
-    Args:
-        vllm_config: A `vllm.config.VllmConfig` that is being made, before it chooses the sizes of
-            its graphs.
+    Does nothing if the user named some, without the V2 speculator, beside a head, with adaptive
+    verification, whose drafts differ in length, with data parallelism, where vLLM cannot change the
+    length, and with ranks that schedule for themselves, whose clocks differ.
 
     Raises:
         InvalidValueError: vLLM takes Model Runner V1 after all.
@@ -169,23 +156,10 @@ def give_lengths(vllm_config: Any) -> None:
     )
 
 
-class _Lengths:
-    """In the place of a scheduler's list of lengths by the number of rows."""
-
-    def __init__(self, lengths: DraftLengths) -> None:
-        self._lengths = lengths
-
-    def __getitem__(self, rows: int) -> int:
-        return self._lengths.choose(rows)
-
-
 def follow_batches(scheduler: Any) -> None:
-    """Has a scheduler choose the length of drafts step by step.
+    """Has a `Scheduler` that was just made choose the length of drafts step by step.
 
     Does nothing where `give_lengths` gave none: a list of the user's own is vLLM's to follow.
-
-    Args:
-        scheduler: A `vllm.v1.core.sched.scheduler.Scheduler` that was just made.
     """
     config = scheduler.vllm_config
     speculative = getattr(config, "speculative_config", None)
@@ -194,49 +168,54 @@ def follow_batches(scheduler: Any) -> None:
         return
     allowed = {length for *_, length in schedule}
     sizes, _ = captured_sizes(config)
-    lengths = DraftLengths(allowed, StepLatency(config.device_config.device_type, sizes))
-    update, last, faults = scheduler.update_from_output, _Last(), Faults(_logger)
+    latency = StepLatency(config.device_config.device_type, sizes)
+    followed = _Followed(DraftLengths(allowed, latency))
+    update, faults = scheduler.update_from_output, Faults(_logger)
 
     @functools.wraps(update)
     def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
         try:
-            _observe(lengths, last, scheduler_output, model_runner_output)
+            followed.observe(scheduler_output, model_runner_output)
         except Exception:
             faults.add("a step taught nothing of how long drafts should be")
         return update(scheduler_output, model_runner_output)
 
     scheduler.update_from_output = update_from_output
-    scheduler.dynamic_sd_lookup = _Lengths(lengths)
+    scheduler.dynamic_sd_lookup = followed
 
 
-@dataclass
-class _Last:
-    """The last step: when its output came, and whose it was."""
+class _Followed:
+    """In the place of a scheduler's list of lengths by the number of rows; learns from steps."""
 
-    ended_at: float = 0.0
-    requests: frozenset[str] = frozenset()
+    def __init__(self, lengths: DraftLengths) -> None:
+        self._lengths = lengths
+        # Of the last step: when its output came, and whose it was.
+        self._ended_at = 0.0
+        self._requests: frozenset[str] = frozenset()
 
+    def __getitem__(self, rows: int) -> int:
+        return self._lengths.choose(rows)
 
-def _observe(lengths: DraftLengths, last: _Last, scheduled: Any, output: Any) -> None:
-    """Learns from a step of vLLM, of a `SchedulerOutput` and a `ModelRunnerOutput`."""
-    now = time.perf_counter()
-    tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
-    # If all requests are new, the host may have waited for them.
-    known = last.requests & tokens.keys()
-    seconds = now - last.ended_at if known else 0.0
-    last.ended_at, last.requests = now, frozenset(tokens)
-    if not tokens:
-        return
-    lengths.forget(1.0 - len(known) / len(tokens))
-    length = max(map(len, drafts.values()), default=0)
-    emitted = (
-        len(output.sampled_token_ids[output.req_id_to_index[key]])
-        for key, draft in drafts.items()
-        if len(draft) == length
-    )
-    accepted = [min(count - 1, length) for count in emitted if count > 0]
-    others = sum(tokens.values()) - len(accepted) * (1 + length)
-    rows_without = len(tokens) - len(accepted)
-    lengths.observe(
-        len(tokens), length, accepted, seconds, prompt_tokens=max(others - rows_without, 0)
-    )
+    def observe(self, scheduled: Any, output: Any) -> None:
+        """Learns from a step's `SchedulerOutput` and `ModelRunnerOutput`."""
+        now = time.perf_counter()
+        tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+        # If all requests are new, the host may have waited for them.
+        known = self._requests & tokens.keys()
+        seconds = now - self._ended_at if known else 0.0
+        self._ended_at, self._requests = now, frozenset(tokens)
+        if not tokens:
+            return
+        self._lengths.forget(1.0 - len(known) / len(tokens))
+        length = max(map(len, drafts.values()), default=0)
+        emitted = (
+            len(output.sampled_token_ids[output.req_id_to_index[key]])
+            for key, draft in drafts.items()
+            if len(draft) == length
+        )
+        accepted = [min(count - 1, length) for count in emitted if count > 0]
+        others = sum(tokens.values()) - len(accepted) * (1 + length)
+        rows_without = len(tokens) - len(accepted)
+        self._lengths.observe(
+            len(tokens), length, accepted, seconds, prompt_tokens=max(others - rows_without, 0)
+        )

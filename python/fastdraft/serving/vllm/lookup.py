@@ -23,13 +23,10 @@ __all__ = ["LateRequests"]
 
 
 class LateRequests(VllmRequests[VllmText]):
-    """The requests of one V2 model runner, by the engine's ids.
-
-    A `fastdraft.background.BatchEngine`.
+    """The requests of one V2 model runner, by the engine's ids: a `BatchEngine`.
 
     Args:
-        vllm_config: A `vllm.config.VllmConfig`.
-        settings: Those in it.
+        vllm_config, settings: See `VllmRequests`.
         places: The most requests at once.
         nodes: The most nodes of a tree of continuations.
         depth: How far they reach, in tokens.
@@ -54,13 +51,8 @@ class LateRequests(VllmRequests[VllmText]):
         self._drafting = np.zeros(places, dtype=np.int64)
 
     def add_request(self, prompt_ids: ArrayLike, *, request: Request, length: int) -> int | None:
-        """Starts to draft for a request; None where its settings say no, or are wrong.
-
-        Args:
-            prompt_ids: Its prompt.
-            request: What vLLM knows of it.
-            length: The tokens of its text by now.
-        """
+        """Starts to draft for a request whose text has `length` tokens by now; None where its
+        settings say no, or are wrong."""
         text = VllmText()
         self._start(text, request, np.asarray(prompt_ids, dtype=np.int32), length)
         if text.request is None:

@@ -39,21 +39,17 @@ _LONGEST_V2: Final = 8
 
 
 def is_chosen(args: Any) -> bool:
-    """Whether vLLM's arguments name the method.
-
-    Args:
-        args: A `vllm.EngineArgs`, or what vLLM parsed from a command line.
-    """
+    """Whether a `vllm.EngineArgs`, or what vLLM parsed from a command line, names the method."""
     given = getattr(args, "speculative_config", None)
     method = given.get("method") if isinstance(given, Mapping) else None
     return METHOD in (method, getattr(args, "spec_method", None))
 
 
 def configure(args: Any, parallel_config: Any) -> None:
-    """Puts a method that vLLM knows in the place of ours, if the arguments name it.
+    """Puts a method that vLLM knows in the place of ours, if a `vllm.EngineArgs` names it.
 
     Args:
-        args: A `vllm.EngineArgs`; its speculative and additional configurations are replaced.
+        args: Its speculative and additional configurations are replaced.
         parallel_config: The `vllm.config.ParallelConfig` made of it.
 
     Raises:
@@ -124,7 +120,7 @@ def drafts_on_v2(vllm_config: Any) -> bool:
 def has_head(vllm_config: Any) -> bool:
     """Whether a `vllm.config.VllmConfig` has fastdraft draft beside a head of vLLM's."""
     method = getattr(vllm_config.speculative_config, "method", None)
-    asked = METHOD in (getattr(vllm_config, "additional_config", None) or {})
+    asked = METHOD in (vllm_config.additional_config or {})
     return asked and method not in (None, "ngram_gpu", "custom_class")
 
 
@@ -137,11 +133,7 @@ def has_v2() -> bool:
 
 
 def add_front(args: Any) -> None:
-    """Has vLLM's HTTP server take predictions, if the command line chooses the method.
-
-    Args:
-        args: What vLLM parsed from it.
-    """
+    """Has vLLM's HTTP server take predictions, if its command line chooses the method."""
     middleware = getattr(args, "middleware", None)
     if middleware is not None and is_chosen(args) and _FRONT not in middleware:
         args.middleware = [*middleware, _FRONT]

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fastdraft import DraftConfig
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText, is_first_rank
-from fastdraft.serving.vllm.settings import Settings, check
+from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
 
 __all__ = ["FastdraftProposer"]
@@ -40,10 +40,7 @@ class FastdraftProposer(VllmRequests[_Text]):
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        """Makes a proposer as vLLM does.
-
-        Args:
-            vllm_config: A `vllm.config.VllmConfig`.
+        """Makes a proposer of a `vllm.config.VllmConfig`, as vLLM does.
 
         Raises:
             InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
@@ -51,14 +48,13 @@ class FastdraftProposer(VllmRequests[_Text]):
             DatastoreError: A datastore cannot be opened.
         """
         settings = Settings.of(vllm_config)
-        check(vllm_config)
+        settings.check(vllm_config, v2=False)
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
         config = DraftConfig(lookahead=self._lookahead)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
         # Where each rank schedules for itself, all must draft the same, and their clocks differ.
-        parallel = getattr(vllm_config, "parallel_config", None)
-        backend = getattr(parallel, "distributed_executor_backend", None)
+        backend = vllm_config.parallel_config.distributed_executor_backend
         together = backend == "external_launcher"
         self._drafts = together or is_first_rank()
         super().__init__(vllm_config, settings, config, drafts=self._drafts, in_step=together)
@@ -91,13 +87,10 @@ class FastdraftProposer(VllmRequests[_Text]):
             )
 
     def attach(self, runner: Any) -> None:
-        """Takes request ids, parameters and ends from the model runner that owns the proposer.
-
-        Args:
-            runner: A `vllm.v1.worker.gpu_model_runner.GPUModelRunner`.
+        """Takes request ids, parameters and ends from the V1 `GPUModelRunner` that owns it.
 
         Raises:
-            AttributeError: It lacks what is needed.
+            AttributeError: The runner lacks what is needed.
         """
         # Looked up once here, so that a changed runner shows before the first request.
         runner.input_batch.req_ids, runner.input_batch.num_logprobs, runner.requests.keys()
@@ -109,31 +102,28 @@ class FastdraftProposer(VllmRequests[_Text]):
         @functools.wraps(execute)
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
             # `propose` is not called for the last request's end, nor before an id comes again.
-            ended = getattr(scheduler_output, "finished_req_ids", ())
-            if ended:
-                self._guard(self._texts.values(), self._end, ended)
+            if scheduler_output.finished_req_ids:
+                self._guard(self._texts.values(), self._end, scheduler_output.finished_req_ids)
                 self._guard(self._texts.values(), self._publish)
-            tokens = getattr(scheduler_output, "num_scheduled_tokens", None)
-            if tokens and self._times is not None:
-                self._times.add_forward(tokens)
-            self._verified = getattr(scheduler_output, "scheduled_spec_decode_tokens", {})
+            if scheduler_output.num_scheduled_tokens and self._times is not None:
+                self._times.add_forward(scheduler_output.num_scheduled_tokens)
+            self._verified = scheduler_output.scheduled_spec_decode_tokens
             return execute(scheduler_output, *args, **kwargs)
 
         runner.execute_model = execute_model
-        if hasattr(runner, "effective_drafter_max_model_len"):
-            # Otherwise the runner drafts zeros for all rows as soon as one is near its end. Here
-            # the limit is known row by row.
+        # Otherwise the runner drafts zeros for all rows as soon as one is near its end. Here the
+        # limit is known row by row.
+        runner.effective_drafter_max_model_len += self._lookahead
+        update = runner.update_max_model_len
+
+        @functools.wraps(update)
+        def update_max_model_len(length: int) -> None:
+            # It may set the drafter's length again.
+            runner.effective_drafter_max_model_len -= self._lookahead
+            update(length)
             runner.effective_drafter_max_model_len += self._lookahead
-            update = getattr(runner, "update_max_model_len", lambda _: None)
 
-            @functools.wraps(update)
-            def update_max_model_len(length: int) -> None:
-                # It may set the drafter's length again.
-                runner.effective_drafter_max_model_len -= self._lookahead
-                update(length)
-                runner.effective_drafter_max_model_len += self._lookahead
-
-            runner.update_max_model_len = update_max_model_len
+        runner.update_max_model_len = update_max_model_len
 
     @property
     def _asks(self) -> bool:

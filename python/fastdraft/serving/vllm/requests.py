@@ -13,13 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, __version__
-from fastdraft.serving.host import (
-    HostRequests,
-    Text,
-    share,
-    watch,
-)
+from fastdraft import DraftConfig, DraftStats, __version__
+from fastdraft.serving.host import HostRequests, Target, Text, opened, watch
 from fastdraft.serving.ledger import TICKET, Ledger
 from fastdraft.serving.request_options import PREDICTION, UNLIMITED
 from fastdraft.serving.vllm.settings import Settings
@@ -94,9 +89,8 @@ class VllmRequests(HostRequests[VllmTextT]):
     """The requests of one vLLM engine.
 
     Args:
-        vllm_config: A `vllm.config.VllmConfig`.
-        settings: Those in it.
-        config: The drafter's configuration, but for what the settings and the model say.
+        vllm_config: A `vllm.config.VllmConfig`, and the settings in it.
+        config: The drafter's configuration, but for what these say.
         drafts: Whether it drafts at all: not on further ranks of one model.
         in_step: See `HostRequests`.
     """
@@ -110,37 +104,19 @@ class VllmRequests(HostRequests[VllmTextT]):
         drafts: bool,
         in_step: bool,
     ) -> None:
-        self._model_config = vllm_config.model_config
-        frozen = [Datastore.open(path) for path in settings.datastores]
-        vocabulary = int(self._model_config.get_vocab_size())
-        config = replace(config, max_bytes=settings.max_bytes, vocabulary=vocabulary)
-        parallel = getattr(vllm_config, "parallel_config", None)
-        rank = getattr(parallel, "data_parallel_rank", 0)
-        memory = Memory(settings.memory_bytes)
-        replica = None
-        if settings.memory_url is not None and drafts:
-            model = str(getattr(self._model_config, "model", ""))
-            replica = share(
-                memory,
-                settings.memory_url,
-                model=model,
-                tokenizer=str(getattr(self._model_config, "tokenizer", model)),
-                revision=getattr(self._model_config, "tokenizer_revision", None),
-            )
-        engine = Engine(config, datastores=frozen)
+        self._model_config = model = vllm_config.model_config
+        config = replace(config, vocabulary=int(model.get_vocab_size()))
+        target = Target(model.model, model.tokenizer, model.tokenizer_revision)
         super().__init__(
-            engine,
-            memory,
-            frozen,
-            shared=settings.shared_namespaces,
-            replica=replica,
+            **opened(settings, config, target if drafts else None),
             own_options=(SALT,),
             in_step=in_step,
         )
         self._warned_of_salts = False
+        rank = vllm_config.parallel_config.data_parallel_rank
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
-        if replica is not None and self._ledger is not None:
-            watch(replica, self._ledger.publish)
+        if self.replica is not None and self._ledger is not None:
+            watch(self.replica, self._ledger.publish)
 
     def _start(
         self, text: VllmTextT, request: Request | None, token_ids: NDArray[np.int32], length: int
@@ -148,10 +124,9 @@ class VllmRequests(HostRequests[VllmTextT]):
         """Adds a request to the engine, but not its output.
 
         Args:
-            text: What is known of it.
-            request: What vLLM knows; None if it cannot be drafted for.
-            token_ids: Its text.
-            length: The tokens of it.
+            text: Gets what is known of it.
+            request: None if it cannot be drafted for.
+            token_ids, length: Its text, and the tokens of that.
         """
         if request is None:
             return

@@ -27,7 +27,7 @@ from fastdraft.serving.vllm.beside import BINS, HeadRecord
 from fastdraft.serving.vllm.lookup import LateRequests
 from fastdraft.serving.vllm.method import has_head
 from fastdraft.serving.vllm.requests import Request, is_first_rank
-from fastdraft.serving.vllm.settings import Settings, check_speculator
+from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.transfers import Ends, TreeBuffers
 
 __all__ = ["FastdraftSpeculator"]
@@ -61,20 +61,9 @@ class FastdraftSpeculator:
     draft_logits = None
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
-        """Makes a speculator as vLLM does.
-
-        Args:
-            vllm_config: A `vllm.config.VllmConfig`.
-            device: That of the model.
-            req_states: A `vllm.v1.worker.gpu.states.RequestState`.
-
-        Raises:
-            InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
-                that drafts cannot serve.
-            DatastoreError: A datastore cannot be opened.
-        """
+        """Makes a speculator as vLLM does. Raises as `FastdraftProposer` does."""
         settings = Settings.of(vllm_config)
-        check_speculator(vllm_config)
+        settings.check(vllm_config, v2=True)
         device = torch.device(device)
         speculative = vllm_config.speculative_config
         self._lookahead = lookahead = int(speculative.num_speculative_tokens)
@@ -123,9 +112,8 @@ class FastdraftSpeculator:
     @property
     def faults(self) -> int:
         """The number of drafting errors."""
-        if self.late is None or self.drafter is None:
-            return self._faults.count
-        return self._faults.count + self.late.faults + self.drafter.faults
+        parts = (part for part in (self.late, self.drafter) if part is not None)
+        return self._faults.count + sum(part.faults for part in parts)
 
     @property
     def stats(self) -> DraftStats:
@@ -143,10 +131,7 @@ class FastdraftSpeculator:
         return self.drafter is None or self.drafter.drain(timeout)
 
     def attach(self, runner: Any) -> None:
-        """Hears of requests from the model runner that owns the speculator.
-
-        Args:
-            runner: A `vllm.v1.worker.gpu.model_runner.GPUModelRunner`.
+        """Hears of requests from the V2 `GPUModelRunner` that owns the speculator.
 
         Raises:
             AttributeError: It lacks what is needed.

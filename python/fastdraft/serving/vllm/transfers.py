@@ -56,12 +56,8 @@ class EndsCopy:
 
 
 class Ends:
-    """Copies the ends of texts to the host. `send` never waits; one thread calls it.
-
-    Args:
-        device: where they come from.
-        rows, width: the largest ends.
-    """
+    """Copies the ends of texts, (rows, width) at most, to the host. One thread sends, and never
+    waits."""
 
     def __init__(self, device: torch.device, rows: int, width: int) -> None:
         self._cuda = device.type == "cuda"
@@ -101,10 +97,9 @@ class TreeBuffers:
     one is free to be written.
 
     Args:
-        device: where they go.
-        places: the most requests.
-        nodes: the most nodes of a tree.
-        more: how many float32 values go there beside them.
+        device: Where they go.
+        places, nodes: The most requests, and nodes of a tree.
+        more: How many float32 values go there beside them.
 
     Attributes:
         continuations, numbers: for a `BackgroundDrafter` to write to, in memory that the device

@@ -1,0 +1,59 @@
+"""What an operator sets of a host's memory, whatever the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastdraft import Memory
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["MemorySettings"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """What text requests are drafted from, besides their own.
+
+    Raises:
+        InvalidValueError: A bad value.
+    """
+
+    memory_bytes: int = 1 << 30
+    """The most memory for the text of finished requests, from which later ones are drafted; 0
+    remembers nothing."""
+    datastores: Sequence[str] = ()
+    """Paths of frozen datastores, of the target's tokenizer."""
+    shared_namespaces: Sequence[str] = ()
+    """Names of namespaces that all requests read, besides their own."""
+    memory_url: str | None = None
+    """Where the memory is kept and shared with other replicas: a folder, or a URL such as
+    s3://bucket/folder, with the key in the environment's `FASTDRAFT_MEMORY_KEY`. None keeps it in
+    this process alone."""
+    max_bytes: int | None = None
+    """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.memory_bytes, bool) or not isinstance(self.memory_bytes, int):
+            raise InvalidValueError(f"memory_bytes must be an integer, got {self.memory_bytes!r}")
+        try:
+            Memory(self.memory_bytes)
+        except InvalidValueError:
+            raise InvalidValueError(
+                f"memory_bytes must be 0, or enough for some text, got {self.memory_bytes}"
+            ) from None
+        if not isinstance(self.memory_url, (str, os.PathLike, type(None))):
+            raise InvalidValueError(f"memory_url must be a URL or a path, got {self.memory_url!r}")
+        if self.memory_url is not None and not self.memory_bytes:
+            raise InvalidValueError(
+                "memory_url must be left out where memory_bytes is 0, which remembers nothing, "
+                f"got {str(self.memory_url)!r}"
+            )
+        for name, kind, listed in (
+            ("datastores", (str, os.PathLike), "paths"),
+            ("shared_namespaces", str, "names"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)) or not all(isinstance(v, kind) for v in value):
+                raise InvalidValueError(f"{name} must be a list of {listed}, got {value!r}")

@@ -1,0 +1,59 @@
+"""`fastdraft datastore query`: what a frozen store finds, on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from fastdraft.cli.app import app
+
+
+def fastdraft(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["datastore", *map(str, arguments)])
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    words = ["store", "holds", "text", "and", "finds", "it"]
+    made = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="it"))  # type: ignore[arg-type]
+    made.pre_tokenizer = Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_query_shows_places_and_what_follows(tmp_path: Path, tokenizer: Path) -> None:
+    text, ids, out = tmp_path / "a.txt", tmp_path / "b.npy", tmp_path / "out.fds"
+    text.write_text("store holds text and finds it\nstore holds it")
+    np.save(ids, np.arange(20, 32))
+    assert fastdraft("build", out, text, ids, "--tokenizer", tokenizer).exit_code == 0
+    shown = fastdraft("query", out, "it store holds", "--tokenizer", tokenizer)
+    assert shown.stdout.splitlines() == [
+        "2 places",
+        "3 tokens, at 9: 'it'",
+        "2 tokens, at 3: 'text and finds it store holds it'",
+    ]
+    shown = fastdraft("query", out, "20 21 22", "--tokens", 2)
+    assert shown.stdout == "1 places\n3 tokens, at 14: 23 24\n"
+    assert fastdraft(
+        "query", out, "it store holds", "--tokenizer", tokenizer, "--most", 1
+    ).stdout.startswith("1 ")
+    assert fastdraft("query", out, "31").stdout == "0 places\n"
+
+
+def test_query_names_what_it_cannot_take(tmp_path: Path, tokenizer: Path) -> None:
+    ids, out = tmp_path / "a.npy", tmp_path / "out.fds"
+    np.save(ids, np.arange(9))
+    assert fastdraft("build", out, ids, "--tokenizer", tokenizer).exit_code == 0
+    refused = fastdraft("query", out, "finds it")
+    assert refused.exit_code == 2
+    assert "text needs --tokenizer" in refused.stderr
+    tokenizer.write_text(tokenizer.read_text().replace("holds", "hold"))
+    refused = fastdraft("query", out, "finds it", "--tokenizer", tokenizer)
+    assert refused.exit_code == 1
+    assert "another tokenizer" in refused.stderr
