@@ -121,7 +121,8 @@ def compare(
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    harness.add_requests(parser)
+    parser.add_argument("--data", type=Path, required=True, help="a folder of recorded requests")
+    parser.add_argument("--family", action="append", default=[], help="only these families")
     parser.add_argument("--beside", type=Path, nargs="+", default=[], help="the engine's results")
     parser.add_argument("--jobs", type=int, help="processes; by default one a core")
     options = parser.parse_args()

@@ -298,39 +298,23 @@ def records_of(folder: Path | None) -> list[tuple[str, Record]]:
     return [each for turn in itertools.zip_longest(*of_family) for each in turn if each is not None]
 
 
-def transfers(
-    model: Any, requests: list[Request], end: int, options: dict[str, Any], *, new_tokens: int
-) -> Row:
-    """How many synchronising calls a step of `generate` makes, and where."""
-    inputs = padded(requests, end, model.device)
-    options = {**options, "do_sample": False, "max_new_tokens": new_tokens}
-
-    def steps() -> int:
-        output = hf.generate(model, **inputs, **options)
-        assert output.row_stats is not None
-        return int(max(each.steps for each in output.row_stats))
-
-    steps()  # what happens once is not counted
-    on_gpu = model.device.type == "cuda"
+def waits(call: Callable[[], Any]) -> Row:
+    """How many synchronising calls a step of `hf.generate` makes, and where."""
+    call()  # what happens once is not counted
+    on_gpu = torch.cuda.is_available()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if on_gpu:
             torch.cuda.set_sync_debug_mode("warn")
-        taken = steps()
+        steps = max(each.steps for each in call().row_stats)
         if on_gpu:
             torch.cuda.set_sync_debug_mode("default")
-    places = Counter(
-        f"{Path(each.filename).parent.name}/{Path(each.filename).name}:{each.lineno}"
-        for each in caught
-        if "synchroniz" in str(each.message)
-    )
-    counts = {place: count / taken for place, count in places.most_common()}
+    files = [(Path(each.filename), each) for each in caught if "synchroniz" in str(each.message)]
+    places = Counter(f"{file.parent.name}/{file.name}:{each.lineno}" for file, each in files)
+    counts = {place: count / steps for place, count in places.most_common()}
     # On a CPU nothing waits, and nothing is counted.
-    return {
-        "steps": taken,
-        "waits_a_step": sum(counts.values()) if on_gpu else None,
-        "places": counts,
-    }
+    total = sum(counts.values()) if on_gpu else None
+    return {"steps": steps, "waits_a_step": total, "places": counts}
 
 
 def host_path(options: argparse.Namespace, device: torch.device) -> Row:
@@ -343,6 +327,7 @@ def host_path(options: argparse.Namespace, device: torch.device) -> Row:
     model = forced_model(shape, said, owner, device=device)
     # What synchronises is the loop; to compile for five widths would take most of the time.
     static = {**STATIC, "disable_compile": True}
+    greedy: Row = {"do_sample": False, "max_new_tokens": new_tokens}
     for name, size, more in (
         ("one row", 1, {}),
         ("ragged rows", batch, {}),
@@ -350,9 +335,11 @@ def host_path(options: argparse.Namespace, device: torch.device) -> Row:
         ("one row, static", 1, static),
         ("ragged rows, static", batch, static),
     ):
+        inputs = padded(requests[:size], end, device)
+        call = partial(hf.generate, model, **inputs, **more, **greedy)
         row: Row = {"of": name, "batch": size}
         try:
-            row |= transfers(model, requests[:size], end, more, new_tokens=new_tokens)
+            row |= waits(call)
         except Exception as reason:
             row["unavailable"] = told(reason)
         report["transfers"].append(row)

@@ -34,26 +34,6 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def add_server(made: argparse.ArgumentParser) -> None:
-    """Adds the options of a modelled GPU server: by default published figures of an H100 with an
-    8 B model."""
-    made.add_argument("--base-ms", type=float, default=7.1, help="of a step")
-    made.add_argument("--token-ms", type=float, default=0.021, help="of each token in it")
-
-
-def add_requests(made: argparse.ArgumentParser, *, most: int | None = None) -> None:
-    """Adds the options of recorded requests.
-
-    most: How many of a family are taken, where the first ones are; None adds no option for it.
-    """
-    made.add_argument(
-        "--data", type=Path, required=True, metavar="FOLDER", help="recorded requests"
-    )
-    made.add_argument("--family", action="append", default=[], help="only these families")
-    if most is not None:
-        made.add_argument("--most", type=int, default=most, help="requests of a family")
-
-
 def about(**more: Any) -> Row:
     """Machine, commit and command, which are printed too, and what else is given."""
     commit = subprocess.run(

@@ -32,7 +32,7 @@ from fastdraft.replay.peers import ArcticSuffix, EnginePeer, Peer, PeerRequest, 
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_prefix
 from fastdraft.serving.routing import choose_server
-from harness import Row, about, add_server, finish, parser, show
+from harness import Row, about, finish, parser, show
 
 LOOKAHEAD = DraftConfig().lookahead
 # A sample of so many tokens is one that found no end.
@@ -281,7 +281,9 @@ def without_repeats(samples: Sequence[Sample]) -> list[Sample]:
 
 def main() -> None:
     options_of = parser(__doc__)
-    add_server(options_of)
+    # By default published figures of an H100 with an 8 B model.
+    options_of.add_argument("--base-ms", type=float, default=7.1, help="of a step")
+    options_of.add_argument("--token-ms", type=float, default=0.021, help="of each token in it")
     options_of.add_argument("--data", type=Path, required=True, metavar="FILE")
     options_of.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     options_of.add_argument("--memory-bytes", type=int, default=1 << 30)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from fastdraft.kernels.language import next_power_of_2
 from fastdraft.kernels.operands import CHUNK
 
 # Loads of 16 bytes a thread are the widest, four warps of them 2 KiB.
@@ -94,9 +95,9 @@ def requests_block(requests: int) -> int:
 
 def scan_block(window: int) -> int:
     """How many of `window` positions are looked at together."""
-    return int(min(1 << (window - 1).bit_length(), _SCANNED))
+    return min(next_power_of_2(window), _SCANNED)
 
 
 def chunks_block(vocabulary: int) -> int:
     """A power of two that is at least the number of chunks."""
-    return 1 << (-(-vocabulary // CHUNK) - 1).bit_length()
+    return next_power_of_2(-(-vocabulary // CHUNK))

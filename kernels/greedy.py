@@ -27,11 +27,8 @@ def verify(batch: Batch) -> Verified:
 
 def plain(batch: Batch) -> Verified:
     """The definition."""
-    logits, allowed = batch.logits, batch.allowed
-    emitted = emit(argmax(logits, allowed, **batch.wanted), batch)
-    if not batch.likeliest:
-        return emitted
-    return emitted._replace(likeliest=likeliest.plain(logits, batch.likeliest, allowed=allowed))
+    emitted = emit(argmax(batch.logits, batch.allowed, **batch.wanted), batch)
+    return emitted._replace(likeliest=likeliest.plain(batch))
 
 
 def argmax(
@@ -69,4 +66,4 @@ def argmax(
 
 def launch(batch: Batch) -> Verified:
     """The same of logits of 16 or 32 bits: `sampled`, where nothing is drawn."""
-    return sampled.launch_once(batch, None)
+    return sampled.launch(batch, None)

@@ -21,16 +21,14 @@ from fastdraft.kernels.workspace import LIKELIEST, Scratch, take
 COLUMNS = tl.constexpr(LIKELIEST)
 
 
-def plain(
-    logits: Tensor,
-    count: int,
-    temperature: Tensor | None = None,
-    allowed: Tensor | None = None,
-) -> Likeliest:
-    """The `count` likeliest tokens of each row of logits (rows, vocabulary).
+def plain(batch: Batch, temperature: Tensor | None = None) -> Likeliest | None:
+    """The likeliest tokens of each row, if the batch asks for them.
 
-    temperature: float32 (rows,), 0 counts as 1, like None; allowed: as in `mask`.
+    temperature: float32 (rows,), 0 counts as 1, like None.
     """
+    logits, count, allowed = batch.logits, batch.likeliest, batch.allowed
+    if not count:
+        return None
     parts = []
     for part in slabs(len(logits), logits):
         x = as_float(logits[part])

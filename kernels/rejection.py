@@ -169,7 +169,9 @@ def plain(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     stopped = drawn.maxima == -torch.inf
     is_last = (step == last) & ~stopped[:, None]
 
-    def emitted(of_drafted: Tensor, of_last: Tensor, fill: float) -> Tensor:
+    def emitted(of_drafted: Any, of_last: Any, fill: float) -> Any:
+        if of_drafted is None:
+            return None
         values = torch.where(is_last, of_last[:, None], fill)
         return torch.where(accepted, of_drafted[index], values)
 
@@ -179,12 +181,8 @@ def plain(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
         (last[:, 0] + 1 - stopped.long()).int(),
         (nan * Status.NAN + stopped * Status.EMPTY).int(),
         None,
-        None
-        if chosen.logprobs is None or drawn.logprobs is None
-        else emitted(chosen.logprobs, drawn.logprobs, torch.nan),
-        None
-        if chosen.raw_logprobs is None or drawn.raw_logprobs is None
-        else emitted(chosen.raw_logprobs, drawn.raw_logprobs, torch.nan),
+        emitted(chosen.logprobs, drawn.logprobs, torch.nan),
+        emitted(chosen.raw_logprobs, drawn.raw_logprobs, torch.nan),
     )
 
 
@@ -323,10 +321,16 @@ def _first_of(keys, key, place, batch, logits, C):
 
 
 @jit
+def _draft_statistics(place, draft, scratch):
+    """The statistics of the draft logits for a row."""
+    chunks = statistics.row_chunks(place.row, draft)
+    return Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
+
+
+@jit
 def _draft_totals(place, draft, scratch, BLOCK: tl.constexpr):
     """The key of the largest draft logit for a row, and the chunks' sums relative to it."""
-    chunks = statistics.row_chunks(place.row, draft)
-    left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
+    left = _draft_statistics(place, draft, scratch)
     _, key, weights = statistics.totals(left, LOG2_E, draft, BLOCK)
     return key, weights
 
@@ -376,14 +380,7 @@ def _test(place, batch, logits, draft, scratch, C):
     else:
         drawn = drawn & (key < grid.INFINITE_KEY) & (log_q > float("-inf"))
     tl.store(scratch.row_ratios + row, tl.where(drawn, ratio, float("nan")))
-    tl.store(scratch.row_results + row, grid.pack(key, token))
-    if scratch.row_logprobs is not None:
-        tl.store(scratch.row_logprobs + row, log_p)
-    if scratch.row_raw_logprobs is not None:
-        tl.store(
-            scratch.row_raw_logprobs + row,
-            statistics.log_raw(place, logits, token, scratch, C.BLOCK),
-        )
+    statistics.leave_token(place, logits, scratch, key, token, log_p, C.BLOCK)
 
 
 @jit
@@ -511,8 +508,7 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
     statistics.leave_logits(place, batch, logits, scratch, C)
     at = row - place.request
     if has_draft & (at >= 0) & (at < batch.drafted):
-        chunks = statistics.row_chunks(row, draft)
-        left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
+        left = _draft_statistics(place, draft, scratch)
         statistics.leave_part(
             draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
             left, left, left.sum, C.CHUNKS, False, False, False,
@@ -639,12 +635,7 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
         )
 
     # The last token's row ends the draft, whatever the draft's next token is.
-    tl.store(scratch.row_results + row, grid.pack(against.key, found))
-    if output.logprobs is not None:
-        tl.store(scratch.row_logprobs + row, logprob)
-    if output.raw_logprobs is not None:
-        raw = statistics.log_raw(place, logits, found, scratch, C.BLOCK)
-        tl.store(scratch.row_raw_logprobs + row, raw)
+    statistics.leave_token(place, logits, scratch, against.key, found, logprob, C.BLOCK)
     tl.debug_barrier()
     kept = Place(row, request, first, last)
     accept(kept, batch, logits, scratch, output, C)
@@ -655,8 +646,7 @@ def launch(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
 
     Two launches without filters, four with one. The logits and the draft's are read once; for each
     request again the row of both that its last token comes from, and those after which it might
-    have ended. The results are the
-    workspace's buffers, if there is one.
+    have ended. The results are the workspace's buffers, if there is one.
     """
     logits, warpers = batch.logits, sampling.warpers
     output = take_output(batch)

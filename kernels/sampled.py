@@ -47,6 +47,8 @@ kept and what is left of the sums, and a launch over the rows draws.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -92,12 +94,7 @@ def plain(batch: Batch, sampling: Sampling) -> Verified:
     of_rows = sampling.of(request)
     of_rows = of_rows._replace(positions=of_rows.positions + depth)
     emitted = emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
-    if not batch.likeliest:
-        return emitted
-    temperature = of_rows.warpers.temperature
-    return emitted._replace(
-        likeliest=likeliest.plain(batch.logits, batch.likeliest, temperature, allowed=batch.allowed)
-    )
+    return emitted._replace(likeliest=likeliest.plain(batch, of_rows.warpers.temperature))
 
 
 def draw(
@@ -204,12 +201,7 @@ def _finish_row(place, batch, logits, scratch, output, C):
     key, token, logprob = draw_row(
         place, batch, logits, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE, C
     )
-    tl.store(scratch.row_results + place.row, grid.pack(key, token))
-    if output.logprobs is not None:
-        tl.store(scratch.row_logprobs + place.row, logprob)
-    if output.raw_logprobs is not None:
-        raw = statistics.log_raw(place, logits, token, scratch, C.BLOCK)
-        tl.store(scratch.row_raw_logprobs + place.row, raw)
+    statistics.leave_token(place, logits, scratch, key, token, logprob, C.BLOCK)
     if grid.last_to_arrive(scratch.request_arrivals + request, place.size + 1, C.WAIT):
         accept(place, batch, logits, scratch, output, C)
 
@@ -241,45 +233,29 @@ def sampled_kernel(batch, logits, draft, scratch, output, C):
         _finish_row(place, batch, logits, scratch, output, C)
 
 
-def launch(batch: Batch, sampling: Sampling) -> Verified:
-    """The same of logits of 16 or 32 bits.
+def launch(batch: Batch, sampling: Sampling | None) -> Verified:
+    """The same of logits of 16 or 32 bits; the argmax of all rows without sampling.
 
     One launch without filters, three with one, and one more for the likeliest tokens; the logits
     are read once, and a chunk of each row again. The results are the workspace's buffers, if there
     is one.
     """
-    if not sampling.warpers.has_filters:
-        return launch_once(batch, sampling)
-    output = take_output(batch)
+    has_filters = sampling is not None and sampling.warpers.has_filters
+    left = filters.BUFFERS if has_filters else ("row_arrivals",)
     scratch = Scratch.take(
-        batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
+        batch, *left, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
     )
+    rows, output = len(batch.logits), take_output(batch)
+    if sampling is None or not has_filters:
+        split = config.split_chunks(*batch.logits.shape)
+        shared: dict[str, Any] = {"scratch": scratch, "output": output, "split": split}
+        grid.run(sampled_kernel, rows, batch, sampling, **shared)
+        return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))
     leave_statistics(batch, sampling, scratch)
     found = likeliest.launch(batch, sampling, scratch)
     filters.launch(batch, sampling, scratch)
-    grid.run(draw_kernel, len(batch.logits), batch, sampling, scratch=scratch, output=output)
+    grid.run(draw_kernel, rows, batch, sampling, scratch=scratch, output=output)
     return output._replace(likeliest=found)
-
-
-def launch_once(batch: Batch, sampling: Sampling | None) -> Verified:
-    """Verification without filters; the argmax of all rows without sampling.
-
-    One launch more for the likeliest tokens, if the batch asks for them.
-    """
-    logits, output = batch.logits, take_output(batch)
-    scratch = Scratch.take(
-        batch, "chunk_maximum", "chunk_sum", "row_results", "row_arrivals", "request_arrivals"
-    )
-    grid.run(
-        sampled_kernel,
-        len(logits),
-        batch,
-        sampling,
-        scratch=scratch,
-        output=output,
-        split=config.split_chunks(*logits.shape),
-    )
-    return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))
 
 
 def leave_statistics(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:

@@ -191,9 +191,15 @@ def totals_of(place, logits, scratch, scale, BLOCK: tl.constexpr):
 
 
 @jit
-def log_raw(place, logits, token, scratch, BLOCK: tl.constexpr):
-    """The log-probability of a row's token under the logits as they are."""
-    raw = raw_statistics_of(place, logits, scratch)
-    _, key, weights = totals(raw, LOG2_E, logits, BLOCK)
-    at = grid.values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
-    return tl.load(at).to(tl.float32) - grid.value_of(key) - tl.log(tl.sum(weights))
+def leave_token(place, logits, scratch, key, token, logprob, BLOCK: tl.constexpr):
+    """Leaves what a row gives: its token with the key of its maximum, and the token's
+    log-probabilities, if they are asked for."""
+    tl.store(scratch.row_results + place.row, grid.pack(key, token))
+    if scratch.row_logprobs is not None:
+        tl.store(scratch.row_logprobs + place.row, logprob)
+    if scratch.row_raw_logprobs is not None:
+        raw = raw_statistics_of(place, logits, scratch)
+        _, key, weights = totals(raw, LOG2_E, logits, BLOCK)
+        at = grid.values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
+        above = tl.load(at).to(tl.float32) - grid.value_of(key)
+        tl.store(scratch.row_raw_logprobs + place.row, above - tl.log(tl.sum(weights)))

@@ -38,20 +38,13 @@ def parent_slots(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
 
     The text's last token and slots past the draft are their own parents.
     """
-    bounded = parents.long().clamp(-1, max_draft) + 1
-    parent = in_slots(bounded, offsets, max_draft=max_draft, fill=-1)
-    slot = torch.arange(max_draft + 1, device=parents.device).expand_as(parent)
-    return torch.where(parent < 0, slot, parent.minimum((slot - 1).clamp(min=0)))
-
-
-def in_slots(values: Tensor, offsets: Tensor, *, max_draft: int, fill: int) -> Tensor:
-    """One value for each draft token, flat, as (requests, max_draft + 1); elsewhere `fill`."""
-    slot = torch.arange(max_draft + 1, device=values.device)
+    slot = torch.arange(max_draft + 1, device=parents.device)
     first = offsets[:-1, None]
     used = (slot > 0) & (slot <= offsets[1:, None] - first)
     # One more value, so that there is something to look at where nothing is drafted.
-    padded = torch.nn.functional.pad(values, (0, 1), value=fill)
-    return padded[torch.where(used, first + slot - 1, len(values))]
+    bounded = torch.nn.functional.pad(parents.long().clamp(-1, max_draft) + 1, (0, 1))
+    parent = bounded[torch.where(used, first + slot - 1, len(parents))]
+    return torch.where(used, parent.minimum((slot - 1).clamp(min=0)), slot)
 
 
 def doubled(parent: Tensor) -> Iterator[Tensor]:

@@ -34,6 +34,7 @@ from fastdraft.demo import model as demo_model
 from fastdraft.demo.comparison import compare
 from fastdraft.demo.measure import Mode
 from fastdraft.replay.display import waiting
+from fastdraft.replay.measurement import describe_machine
 from fastdraft.versions import NEWEST, OLDEST
 
 ROOM = 256
@@ -143,7 +144,9 @@ def test_doctor_tells_versions_and_hosts(tmp_path: Path, monkeypatch: pytest.Mon
     assert "tested: {}.{} to {}.{}".format(*OLDEST, *NEWEST) in result.stdout
     assert lines["SGLang"] == "not installed"
     assert lines["torch"] == torch.__version__
-    assert lines["fastdraft._core"].startswith("importable, ")
+    for part in ("_core", "verification", "kernels", "hf"):
+        assert lines[f"fastdraft.{part}"].startswith("importable, ")
+    assert lines["machine"] == describe_machine() and "GPU" in lines
     assert f"{tmp_path}" in result.stdout
     assert "(not fetched yet)" in result.stdout
 
@@ -166,11 +169,17 @@ def test_doctor_finds_hosts_that_cannot_load_fastdraft(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.delitem(sys.modules, "fastdraft.serving.llama_cpp", raising=False)
+    for missing in ("torch", "fastdraft.hf"):
+        monkeypatch.setitem(sys.modules, missing, None)
     result = fastdraft("doctor")
     assert result.exit_code == 1
+    told = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "GPU unknown without torch" in told
+    assert any(line.startswith("fastdraft.hf not importable: ") for line in told)
+    assert "to turn it on" not in result.stdout
     problem = "cannot load fastdraft.serving.llama_cpp: ModuleNotFoundError"
     assert f"9.9 (llama-cpp-cuda), {problem}" in result.stdout
-    assert "Error: cannot load fastdraft: llama-cpp-python" in result.stderr
+    assert "Error: cannot load fastdraft: transformers, llama-cpp-python" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,17 @@ def test_kinds_that_no_engine_takes_are_refused(kinds: Any, message: str) -> Non
         Engine(calibration=calibration)
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of an engine that has learned from texts and from offers."""
+    engine = Engine()
+    serve(engine, markov_text(200, 3))
+    serve_offers(engine)
+    path = tmp_path_factory.mktemp("saved") / "calibration.json"
+    engine.calibration().save(path)
+    return path.read_text("utf-8")
+
+
 def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     def damaged(text: str) -> str:
         content = json.loads(text)
@@ -271,14 +282,10 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     ],
 )
 def test_damaged_files_are_named(
-    tmp_path: Path, damaged: Callable[[str], str], message: str
+    tmp_path: Path, saved: str, damaged: Callable[[str], str], message: str
 ) -> None:
     path = tmp_path / "calibration.json"
-    engine = Engine()
-    serve(engine, markov_text(200, 3))
-    serve_offers(engine)
-    engine.calibration().save(path)
-    path.write_text(damaged(path.read_text(encoding="utf-8")), encoding="latin-1")
+    path.write_text(damaged(saved), encoding="latin-1")
     with pytest.raises(InvalidValueError, match=message):
         Calibration.load(path)
 

@@ -51,8 +51,9 @@ inline bool knows_all(const SuffixAutomaton& index, const Tokens& text, bool exa
     while (!ends_at(last)) --last;
     const auto latest = static_cast<std::size_t>(index.latest_end(match.state)) + 1;
     if (static_cast<std::size_t>(index.first_end(match.state)) + 1 != first) return false;
-    if (exactly ? latest != last : latest < first || latest > last || !ends_at(latest))
-      return false;
+    const bool known =
+        exactly ? latest == last : first <= latest && latest <= last && ends_at(latest);
+    if (!known) return false;
   }
   return knows_previous(index, text);
 }

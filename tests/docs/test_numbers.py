@@ -13,6 +13,11 @@ from pages import ROOT
 
 RESULTS = ROOT / "bench" / "results"
 BENCHMARKS = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
+QUALITY, ENGINE, SERVING = (
+    ROOT / "docs" / "benchmarks" / f"{name}.md" for name in ("quality", "engine", "serving")
+)
+FRONT = ROOT / "README.md"
+REINFORCEMENT = ROOT / "docs" / "guides" / "reinforcement-learning.md"
 
 
 def results(name: str) -> Any:
@@ -52,8 +57,7 @@ def quality(name: str, drafter: str) -> list[str]:
     ],
 )
 def test_draft_quality(beginning: str, name: str, drafter: str) -> None:
-    page = ROOT / "docs" / "benchmarks" / "quality.md"
-    cells = [row[1:] for row in rows_of(page) if row[0].startswith(beginning) and len(row) == 5]
+    cells = [row[1:] for row in rows_of(QUALITY) if row[0].startswith(beginning) and len(row) == 5]
     assert cells == [quality(name, drafter)]
 
 
@@ -78,24 +82,25 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
 
 
 def test_arctic_at_its_best() -> None:
-    page = ROOT / "docs" / "benchmarks" / "quality.md"
     rows = results("best_arctic")["best"]
     for form in ("trees", "chains"):
         found = [row for row in rows if row["Arctic"] == form]
         (cells,) = [
             row[1:]
-            for row in rows_of(page)
+            for row in rows_of(QUALITY)
             if row[0].startswith("Arctic suffix decoding 0.3.0, best") and form in row[0]
         ]
         assert cells == [f"{row['geometric mean']:.2f} / {row['worst']:.2f}" for row in found]
     of_chains = [row for row in rows if row["Arctic"] == "chains"]
     assert sum(row["ahead"] for row in of_chains) == 1
-    assert f"{max(row['most'] for row in of_chains):.3f} times as fast on code" in page.read_text()
+    assert (
+        f"{max(row['most'] for row in of_chains):.3f} times as fast on code" in QUALITY.read_text()
+    )
     assert "95 of 96" in (ROOT / "docs" / "start" / "choosing.md").read_text()
 
 
 def test_a_prior_of_other_families() -> None:
-    text = " ".join((ROOT / "docs" / "benchmarks" / "quality.md").read_text().split())
+    text = " ".join(QUALITY.read_text().split())
     rows = {(row["prior"], row["token cost"]): row for row in results("held_out")["held_out"]}
     for prior, part in (
         ("ships", "reach {:.3f} and {:.3f} with it"),
@@ -112,21 +117,19 @@ def test_a_prior_of_other_families() -> None:
 
 
 def test_calibration() -> None:
-    page = ROOT / "docs" / "benchmarks" / "quality.md"
     found = results("calibration")
     buckets = [each for diagram in found["diagrams"].values() for each in diagram]
     assert f"{max(abs(each['chance'] - each['accepted']) for each in buckets):.2f}" == "0.03"
     for cost in (0.02, 0.05, 0.2):
         paths = [row for row in found["paths"] if row["token cost"] == cost]
         cells = [f"{row['predicted']:.2f} / {row['observed']:.2f}" for row in paths]
-        assert [f"{cost:g}", *cells] in rows_of(page)
-    assert f"Of {found['bins']:,} bins" in page.read_text()
-    assert f"{found['off']} are off by more than 0.05" in page.read_text()
-    assert f"{found['surely_off']} of them throughout their 95 % interval" in page.read_text()
+        assert [f"{cost:g}", *cells] in rows_of(QUALITY)
+    assert f"Of {found['bins']:,} bins" in QUALITY.read_text()
+    assert f"{found['off']} are off by more than 0.05" in QUALITY.read_text()
+    assert f"{found['surely_off']} of them throughout their 95 % interval" in QUALITY.read_text()
 
 
 def test_the_front_page() -> None:
-    front = ROOT / "README.md"
     (arctic,) = [
         row
         for row in results("best_arctic")["best"]
@@ -138,7 +141,7 @@ def test_the_front_page() -> None:
         if run["drafter"] == "default" and run["token_cost"] == 0.02
     ]
     low, high = ours["interval"]
-    assert row_of(front, "modelled speed") == [
+    assert row_of(FRONT, "modelled speed") == [
         "1.00",
         f"{arctic['geometric mean']:.2f} / {arctic['worst']:.2f} (Arctic, its best settings)",
         f"{ours['geometric_mean']:.2f} ({low:.2f} to {high:.2f}) / {ours['worst']:.2f}",
@@ -147,7 +150,7 @@ def test_the_front_page() -> None:
     (propose,) = [row for row in rounds["rows"] if row["figure"] == "propose p50, us"]
     assert rounds["context"] == 100_000
     found = propose["Arctic"]
-    assert row_of(front, "proposing") == [
+    assert row_of(FRONT, "proposing") == [
         "",
         f"{propose['fastdraft'] / found['ratio']:.1f} µs (Arctic)",
         f"{propose['fastdraft']:.1f} µs, {1 / found['ratio']:.1f} times as fast "
@@ -158,7 +161,7 @@ def test_the_front_page() -> None:
         plain, lookup, ours = (
             requests[name][mode] for mode in ("plain", "prompt_lookup", "fastdraft")
         )
-        assert row_of(front, beginning) == [
+        assert row_of(FRONT, beginning) == [
             f"{plain['tokens_per_second']:.1f} tokens/s",
             f"{speedup(lookup)} (prompt lookup)",
             speedup(ours),
@@ -172,7 +175,6 @@ def speedup(mode: Any) -> str:
 
 def test_what_each_source_adds() -> None:
     means = {each["drafts"]: each["gains"] for each in results("sources")["means"]}
-    page = ROOT / "docs" / "benchmarks" / "quality.md"
     cells: dict[str, list[str]] = {}
     for drafts in ("chains, 1 at once", "trees, 64 at once"):
         known = {each["source"]: each for each in means[drafts]}
@@ -183,12 +185,7 @@ def test_what_each_source_adds() -> None:
                 mean, worst = figures.split(" / ")[:2] if figures else ("", "")
                 row.append(f"{float(mean):.2f} / {float(worst):.2f}" if mean else "")
     for source, row in cells.items():
-        assert [source, *row] in rows_of(page)
-
-
-QUALITY = ROOT / "docs" / "benchmarks" / "quality.md"
-ENGINE = ROOT / "docs" / "benchmarks" / "engine.md"
-SERVING = ROOT / "docs" / "benchmarks" / "serving.md"
+        assert [source, *row] in rows_of(QUALITY)
 
 
 def digits(value: float) -> str:
@@ -268,8 +265,7 @@ def test_predicted_outputs() -> None:
 
 
 def test_rollouts() -> None:
-    page = ROOT / "docs" / "guides" / "reinforcement-learning.md"
-    table = [row[1:] for row in rows_of(page) if len(row) == 5][1:]
+    table = [row[1:] for row in rows_of(REINFORCEMENT) if len(row) == 5][1:]
     found = {row["drafts from"]: row for row in results("rollouts")["rows"]}
     names = ["own text", "+ siblings", "+ epoch before", "Arctic, same memory"]
     names += ["half of the memory", "half, 2 of each prompt"]
@@ -277,7 +273,7 @@ def test_rollouts() -> None:
     keys = ("ending 64", "ending 256", "no repeats 64", "no repeats 256")
     assert table == [[f"{found[name][key]:.1f}" for key in keys] for name in names]
     whole = [f"{found['+ epoch before'][key]:.1f}" for key in ("all 64", "all 256")]
-    text = page.read_text()
+    text = REINFORCEMENT.read_text()
     assert "the third row is {} and {}.".format(*whole) in text
     two = [
         f"{found['2 replicas' + how][key]:.1f}"
@@ -343,7 +339,7 @@ def test_vllm_live() -> None:
 
 
 def test_the_front_page_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len(FRONT.read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("page", BENCHMARKS, ids=lambda page: page.name)
@@ -370,9 +366,7 @@ def pinned(host: str, package: str) -> str:
 )
 def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str) -> None:
     version = pinned(host, package).removesuffix(".0")
-    (front,) = [
-        row for row in rows_of(ROOT / "README.md") if f"({'docs/guides/' + guide})" in row[0]
-    ]
+    (front,) = [row for row in rows_of(FRONT) if f"({'docs/guides/' + guide})" in row[0]]
     title = front[0].removeprefix("[").partition("]")[0]
     (tested,) = row_of(ROOT / "docs" / "start" / "install.md", title)
     for text in (front[2], tested, (ROOT / "docs" / "guides" / guide).read_text()):
@@ -381,7 +375,7 @@ def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str)
 
 def test_the_front_page_and_the_installation_agree_on_downloads_and_minutes() -> None:
     rows = {row[0]: row[1:] for row in rows_of(ROOT / "docs" / "start" / "install.md")}
-    front = (ROOT / "README.md").read_text()
+    front = FRONT.read_text()
     for command, more in (("demo", r""), ("test", " more")):
         downloads, takes = rows[f"`make {command}`"]
         sizes = re.findall(r"(\d+) MB", downloads)
@@ -391,5 +385,5 @@ def test_the_front_page_and_the_installation_agree_on_downloads_and_minutes() ->
 
 
 def test_the_page_of_reinforcement_learning_names_the_tested_trl() -> None:
-    page = (ROOT / "docs" / "guides" / "reinforcement-learning.md").read_text()
-    assert f"Tested with TRL {pinned('trl', 'trl').removesuffix('.0')} " in page
+    version = pinned("trl", "trl").removesuffix(".0")
+    assert f"Tested with TRL {version} " in REINFORCEMENT.read_text()

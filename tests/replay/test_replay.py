@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -28,6 +29,7 @@ from fastdraft.replay import (
     EnginePeer,
     RecordError,
     RecordWriter,
+    read_families,
     read_family,
     replay_family,
     trace_request,
@@ -35,7 +37,7 @@ from fastdraft.replay import (
 from fastdraft.replay.importers import Importer
 from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
-from fastdraft.replay.records import parse_lines
+from fastdraft.replay.records import parse_lines, zstd_module
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_path
 
@@ -181,6 +183,23 @@ def test_references_come_as_text_as_ids_and_as_a_part_of_the_prompt(tmp_path: Pa
     assert [record.id for record in records] == ["1", "2", "3", "4"]
     without = read_family(path, by_letter)
     assert all(record.reference_ids is None for record in without)
+
+
+def test_the_files_of_a_folder_are_its_families(tmp_path: Path) -> None:
+    line = b'{"prompt_ids": [1], "output_ids": [2]}\n'
+    packed = {"b.jsonl.gz": gzip.compress(line), "c.jsonl.zst": zstd_module().compress(line)}
+    for name, content in {"a.jsonl": line + b"\n" + line, "other.txt": b"x", **packed}.items():
+        (tmp_path / name).write_bytes(content)
+    read: dict[str, int] = {}
+    families = read_families([tmp_path], no_text, on_line=lambda *line: read.update([line]))
+    ids = {name: [each.id for each in records] for name, records in families.items()}
+    assert ids == {"a": ["1", "3"], "b": ["1"], "c": ["1"]}
+    assert read == {"a": len(line), **{name[0]: len(each) for name, each in packed.items()}}
+    twice = read_family(tmp_path / "a.jsonl", no_text, convert=lambda line: [line.value] * 2)
+    assert [each.id for each in twice] == ["1", "1/1", "3", "3/1"]
+    (tmp_path / "d.jsonl").touch()
+    with pytest.raises(RecordError, match=r"d\.jsonl holds no records"):
+        read_families([tmp_path], no_text)
 
 
 def test_the_json_has_what_was_promised(tmp_path: Path) -> None:
@@ -510,6 +529,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     with RecordWriter(path) as records:
         records.append(prompt_ids=np.array([1, 2]), output_ids=[3, 4], session="s", id=7)
+        assert path.read_text("utf-8").endswith("}\n")  # it is in the file at once
     with RecordWriter(path) as records:
         records.append(prompt="a\nb", output="ü", reference="u", model="m")
         for bad in ({"prompt": "x"}, {"prompt": "x", "output_ids": [0.5]}, {"output": "x"}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -265,62 +265,35 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, odd, data):
     assert emitted.status.tolist() == [status for _, status in expected]
 
 
-@pytest.mark.parametrize("operation", ["sampled", "filters"])
-def test_drafts_that_hit(operation):
-    """Trees of ordinary rows, which the target leaves at every depth."""
-    case = case_of(operation, [0, 1, 3, 6, 9] * 20, 6, torch.float64, seed=4, odd=False, tree=True)
-    case = case.warped(temperature=[0.75, 1.0, 1.5])
-    batch, drawn_by = case.batch, case.more[0]
+@pytest.mark.parametrize(
+    ("operation", "top_p"),
+    [("sampled", None), ("filters", None), ("rejection", None), ("rejection", [0.945, 1.0, 0.57])],
+)
+def test_ordinary_drafts_are_the_oracles(operation, top_p, monkeypatch):
+    """Trees, and drafts that were drawn: the target leaves them at every depth."""
+    monkeypatch.setattr(operands, "CHUNK", 4)
+    lengths = [0, 1, 2, 3, 5, 9] * 30
+    options = {"likeness": 0.7, "shape": {}} if operation == "rejection" else {"tree": True}
+    case = case_of(operation, lengths, 6, torch.float64, seed=4, odd=False, **options)
+    case = case.warped(temperature=[0.75, 1.0, 1.5], **({"top_p": top_p} if top_p else {}))
     verified = case.verify()
     assert {1, 2, 3, 4} <= set(verified.lengths.tolist())
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    expected = []
-    for b, (begin, end) in enumerate(pairwise(batch.offsets.tolist())):
-        of_request = drawn_by.of(slice(b, b + 1))
-        own = [
-            other if each is None else each.item()
-            for each, other in zip(of_request.warpers, off.values(), strict=True)
-        ]
-        seed, position = int(of_request.seeds), int(of_request.positions)
-        expected.append(
-            oracle.walk(
-                batch.logits[begin + b : end + b + 1].tolist(),
-                lambda row, depth, s=seed, p=position, o=own: oracle.draw(row, s, p + depth, *o),
-                batch.draft_ids[begin:end].tolist(),
-                batch.parents[begin:end].tolist(),
-            )[0]
-        )
-    assert verified.tolist() == expected
+    for request, emitted in enumerate(verified.tolist()):
+        _, batch, (drawn_by, *draft_logits) = case.alone(request)
+        off = zip(drawn_by.warpers, (1.0, 0, 1.0, 0.0), strict=True)
+        by = [other if each is None else each.item() for each, other in off]
+        seed, position = int(drawn_by.seeds), int(drawn_by.positions)
+        rows, draft = batch.logits.tolist(), batch.draft_ids.tolist()
+        if draft_logits:
+            distributions = [oracle.softmax(row) for row in draft_logits[0].tolist()]
+            expected, _ = oracle.reject(rows, draft, distributions, seed, position, by)
+        else:
 
+            def choose(row, depth, seed=seed, position=position, by=by):
+                return oracle.draw(row, seed, position + depth, *by)
 
-@pytest.mark.parametrize("shape", [{}, {"top_p": [0.9453125, 1.0, 0.5703125]}], ids=str)
-def test_rejection_of_drafts_that_were_drawn(shape):
-    """Where drafts end by chance, at every length."""
-    lengths = [0, 1, 2, 3, 5] * 60
-    case = case_of(
-        "rejection", lengths, 6, torch.float64, seed=4, odd=False, likeness=0.7, shape={}
-    )
-    case = case.warped(temperature=[0.75, 1.0, 1.5], **shape)
-    batch, (drawn_by, draft_logits) = case.batch, case.more
-    verified = case.verify()
-    assert set(verified.lengths.tolist()) == {1, 2, 3, 4, 5, 6}
-    expected, starts = [], batch.offsets.tolist()
-    for b, (begin, end) in enumerate(pairwise(starts)):
-        warpers = drawn_by.warpers
-        options = [warpers.temperature[b].item(), 0, 1.0, 0.0]
-        if warpers.top_p is not None:
-            options[2] = warpers.top_p[b].item()
-        expected.append(
-            oracle.reject(
-                batch.logits[begin + b : end + b + 1].tolist(),
-                batch.draft_ids[begin:end].tolist(),
-                [oracle.softmax(row) for row in draft_logits[begin:end].tolist()],
-                int(drawn_by.seeds[b]),
-                int(drawn_by.positions[b]),
-                options,
-            )[0]
-        )
-    assert verified.tolist() == expected
+            expected, *_ = oracle.walk(rows, choose, draft, batch.parents.tolist())
+        assert emitted == expected
 
 
 # Vocabularies of all sizes, a token from each row.
@@ -501,15 +474,6 @@ def test_layout_of_trees(data, sizes):
                 line.append(of_request[line[-1]])
             assert int(depths[b, slot]) == len(line) - 1
             assert sees[b, slot].nonzero()[:, 0].tolist() == [node + 1 for node in reversed(line)]
-
-
-def test_layout_of_chains():
-    parents, offsets = ragged([[-1, 0, 1], []])
-    assert tree_depths(parents, offsets).tolist() == [[0, 1, 2, 3], [0, 0, 0, 0]]
-    sees = tree_attention_mask(parents, offsets)
-    assert torch.equal(sees[0], torch.ones(4, 4, dtype=torch.bool).tril())
-    assert torch.equal(sees[1], torch.eye(4, dtype=torch.bool))
-    assert tree_depths(parents[:0], torch.tensor([0, 0])).tolist() == [[0]]
 
 
 @settings(max_examples=200, deadline=None)

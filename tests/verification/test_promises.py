@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import subprocess
 import sys
-from itertools import accumulate
 
 import pytest
 import torch
@@ -207,66 +205,6 @@ def test_a_workspace_is_checked_whole_in_the_first_call_alone(operation, tree):
         # Values are looked at no more.
         patch.setattr("fastdraft.verification.checks._check_offsets", None)
         assert_same(case.verify(max_draft=8, workspace=workspace), expected)
-
-
-# Seeds.
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 60, "top_p": 0.9}])
-def test_a_seeded_sample_is_the_same_with_any_draft_and_anywhere(options):
-    # The logits of a place in the text depend on the text before it, as a model's do.
-    vocabulary, seed, start = 700, 2**40 + 3, 77
-    chooser = random.Random(8)
-
-    def logits_after(text):
-        generator = torch.Generator().manual_seed(hash(text) % 2**63)
-        return torch.randn(vocabulary, generator=generator) * 3
-
-    def step(text, nodes, others=0):
-        """One step of a tree, among other requests."""
-        at = chooser.randrange(others + 1)
-        trees = [[(node - 1, 7) for node in range(chooser.randrange(4))] for _ in range(others)]
-        trees.insert(at, nodes)
-        rows = []
-        for number, tree in enumerate(trees):
-            before, paths = (text if number == at else (number,)), [()]
-            for parent, token in tree:
-                paths.append((*paths[parent + 1], token))
-            rows += [logits_after(before + path) for path in paths]
-        flat = [node for tree in trees for node in tree]
-        seeds, positions = ([chooser.randrange(2**50) for _ in trees] for _ in range(2))
-        seeds[at], positions[at] = seed, start + len(text)
-        verified = verify_sampled(
-            torch.stack(rows),
-            torch.tensor([token for _, token in flat], dtype=torch.int64),
-            torch.tensor([0, *accumulate(map(len, trees))]),
-            parents=torch.tensor([parent for parent, _ in flat], dtype=torch.int32),
-            seeds=torch.tensor(seeds),
-            positions=torch.tensor(positions),
-            **options,
-        )
-        return tuple(verified.tolist()[at])
-
-    plain = ()
-    while len(plain) < 60:
-        plain += step(plain, [])
-    text, accepted = (), []
-    while len(text) < 45:
-        nodes, node, depth = [], -1, 0
-        for _ in range(chooser.randrange(12)):
-            true = (node, plain[len(text) + depth])
-            wrong = (chooser.randrange(-1, len(nodes)), chooser.randrange(vocabulary))
-            if chooser.random() < 0.5 and true not in nodes:
-                node, depth = len(nodes), depth + 1
-                nodes.append(true)
-            elif wrong not in nodes:
-                nodes.append(wrong)
-        new = step(text, nodes, others=chooser.choice([0, 1, 5]))
-        assert len(new) >= depth + 1
-        text += new
-        accepted.append(len(new) - 1)
-    assert text == plain[: len(text)]
-    assert len(set(accepted)) > 4
 
 
 # What a device waits for.

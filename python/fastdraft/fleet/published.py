@@ -442,12 +442,9 @@ class Published:
             ]
             if made == base and not left:
                 return base
-            # What is still there must stay named, or it would be taken for new text.
-            gone = {
-                name: at
-                for name, at in {**made.gone, **dict.fromkeys(left, number)}.items()
-                if at > number - HISTORY or name in there
-            }
+            # What was removed above needs no name any more.
+            gone = {name: at for name, at in made.gone.items() if at > number - HISTORY}
+            gone |= dict.fromkeys(left, number)
             forgotten = {name: at for name, at in made.forgotten.items() if at > number - _HORIZON}
             made = replace(made, number=number, gone=gone, forgotten=forgotten)
             if self._write(made):
