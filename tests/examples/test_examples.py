@@ -19,7 +19,6 @@ from forks import Forks
 FOLDER = Path(__file__).parents[2] / "examples" / "python"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 MOST_LINES = 60
-VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 PRINTS = {
     "memory.py": r"second time: \d\d",
@@ -32,13 +31,21 @@ PRINTS = {
 
 
 @pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    with closing(Forks(["torch", "transformers"], VARIABLES)) as forks:
+def variables(short_demo_cache: Path) -> dict[str, str]:
+    """The environment of an example, where the demo model has its first layers alone."""
+    return {**os.environ, "FASTDRAFT_CACHE": str(short_demo_cache), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def forks(variables: dict[str, str]) -> Iterator[Forks]:
+    with closing(Forks(["torch", "transformers"], variables)) as forks:
         yield forks
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_example_runs(script: str, forks: Forks, tmp_path: Path) -> None:
+def test_an_example_runs(
+    script: str, forks: Forks, variables: dict[str, str], tmp_path: Path
+) -> None:
     if script == "openai_client.py":
         missing = [
             need
@@ -50,7 +57,7 @@ def test_an_example_runs(script: str, forks: Forks, tmp_path: Path) -> None:
         ]
         if missing:
             pytest.skip(f"{script} needs {' and '.join(missing)}; tests/hosts runs it with both")
-    printed = forks.run(FOLDER / script, variables=VARIABLES, log=tmp_path / "log", timeout=300)
+    printed = forks.run(FOLDER / script, variables=variables, log=tmp_path / "log", timeout=300)
     assert re.search(PRINTS.get(script, "accepted"), printed), printed
 
 
