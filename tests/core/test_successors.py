@@ -113,7 +113,7 @@ def test_slots_are_bounded_and_rounded_up():
     assert Successors(slots=5).slots == 8
     assert Successors(slots=5).num_bytes == 8 * 72
     for slots in (0, -1, 2**24 + 1):
-        with pytest.raises(InvalidValueError, match=f"slots must be 1 to 16777216, got {slots}"):
+        with pytest.raises(InvalidValueError, match=f"slots must be at .*, got {slots}"):
             Successors(slots=slots)
 
 
@@ -124,7 +124,7 @@ def test_slots_are_bounded_and_rounded_up():
         (([[1, 2]], [1], [0.5]), "token_ids must be rows"),
         (([[1, 2]], [[1], [2]], [[0.5], [0.5]]), "a row for each of 1 contexts"),
         (([[1, 2]], [[1]], [[0.5, 0.5]]), "must have one shape"),
-        (([[1, 2]], [[*range(9)]], [[0.1] * 9]), "at most 8 successors, got 9"),
+        (([[1, 2]], [[*range(9)]], [[0.1] * 9]), "of a context must be at most 8, got 9"),
         (([[1, -2]], [[1]], [[0.5]]), "contexts must be -1 or greater, got -2 at index 1"),
         (([[1, 2]], [[1]], [[1.5]]), "probabilities must be from 0 to 1, got 1.5"),
         (([[1, 2]], [[1]], [[float("nan")]]), "probabilities must be from 0 to 1"),
@@ -168,7 +168,7 @@ def test_what_calls_for_trees_and_for_several_tables_refuse():
     with pytest.raises(InvalidValueError, match="a row for each of 1 tables, got 2"):
         Successors.offers_each([table], [[0, 1, 2]] * 2)
     for nodes in (0, 49):
-        with pytest.raises(InvalidValueError, match=f"nodes must be 1 to 48, got {nodes}"):
+        with pytest.raises(InvalidValueError, match=f"nodes must be at .*, got {nodes}"):
             table.offers([[0, 1, 2]], nodes=nodes)
     for wrong in (None, 3):
         with pytest.raises(TypeError, match="tables must be Successors, got <class '"):

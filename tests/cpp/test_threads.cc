@@ -342,6 +342,7 @@ TEST(Threads, ShareALiveStore) {
         try {
           store->limit((80 + 5 * i) << 10);
         } catch (const DatastoreClosedError&) {
+          EXPECT_EQ(round % 2, 1);
         }
       }
     });

@@ -426,6 +426,26 @@ def test_what_cannot_be_published_in_time_is_counted(
     replica.close()
 
 
+def test_text_that_leaves_while_it_is_read_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = join(str(tmp_path), memory_bytes=200_000)
+    say(replica, "t", list(range(1000)))
+    dump = Datastore._dump
+
+    def late(store: Datastore, position: int, most: int) -> tuple[bytes, int]:
+        monkeypatch.undo()
+        for number in range(1, 40):
+            say(replica, "t", list(range(number * 1000, (number + 1) * 1000)))
+        return dump(store, position, most)
+
+    monkeypatch.setattr(Datastore, "_dump", late)
+    assert replica.refresh()
+    assert replica.dropped_tokens > 20_000
+    assert abs(replica.published_tokens + replica.dropped_tokens - 40_000) <= 40
+    replica.close()
+
+
 # --- Damage ---
 
 

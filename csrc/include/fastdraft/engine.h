@@ -183,13 +183,11 @@ class FASTDRAFT_EXPORT Engine {
   friend struct EngineTestAccess;
 
   std::unique_ptr<Request> remove(RequestId id);
-  std::int32_t guess(Request& request, std::int32_t limit, float least);
-  std::int32_t guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
-                          float least);
+  std::int32_t guess(Request& request, std::int32_t limit, float least, const RowOffers* offers);
   void check_kind(OfferKind kind) const;
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
-  bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
-                   RowOffers& read);
+  const RowOffers* read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
+                               bool refuse, RowOffers& read);
   // What a step of the target brought to a request.
   struct Step {
     const Token* emitted;

@@ -2,6 +2,7 @@
 // what was expected; the bindings turn them into fastdraft.errors.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -57,6 +58,16 @@ inline void check_range(const char* name, std::int64_t value, std::int64_t least
   const bool low = value < least;
   throw InvalidValueError(std::string(name) + " must be at " + (low ? "least " : "most ") +
                           std::to_string(low ? least : most) + ", got " + std::to_string(value));
+}
+
+// Throws InvalidValueError that names the first of the values that is not right. `must` says what
+// they are and how they must be.
+template <typename T, typename IsRight>
+void check_each(const char* must, const T* values, std::int64_t count, IsRight is_right) {
+  const T* wrong = std::find_if_not(values, values + count, is_right);
+  if (wrong == values + count) return;
+  throw InvalidValueError(std::string(must) + ", got " + std::to_string(*wrong) + " at index " +
+                          std::to_string(wrong - values));
 }
 
 }  // namespace fastdraft

@@ -40,11 +40,6 @@ class FASTDRAFT_EXPORT StepCost {
     return curve_ == nullptr ? time : time / this->time(rows);
   }
 
-  // The least probability of acceptance with which a draft token pays at a constant
-  // cost, beside `rows` requests that emit `rate` tokens in the time of a step
-  // without drafts.
-  double least_chance(std::int64_t rows, double rate) const noexcept { return slope(rows) * rate; }
-
   // keep_what_pays drops every token less probable than this, so drafters need not
   // guess it. `most` is the longest draft of a row. O(rows * most) for a curve.
   double least_of_batch(std::int64_t rows, double rate, bool padded,

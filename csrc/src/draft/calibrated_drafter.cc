@@ -50,36 +50,28 @@ class CalibratedDrafter final : public Drafter {
 
   bool approach(int step) override { return matches_.approach(step); }
 
-  std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
-    if (offered_ != nullptr) offered_->used = false;
-    return grow(Own{*this}, limit, least, draft);
-  }
-
-  std::int32_t guess_with(const RowOffers& offers, std::int32_t limit, float least,
-                          const DraftColumns& draft) override {
-    if (offered_ == nullptr) offered_ = std::make_unique<OfferedDraft>();
-    offered_->used = true;
-    offered_->least = least;
-    offered_->candidates.begin(offers);
-    offered_->nodes.clear();
-    offered_->nodes.push_back({offered_->candidates.root(), {0, 0}});
-    const Offered choices{*this, *offered_};
-    const int drawn = offers.drawn();
-    if (drawn == offers.size) return grow(choices, limit, least, draft);
-    return follow(choices, offers.offers[static_cast<std::size_t>(drawn)], limit, draft);
+  std::int32_t guess(std::int32_t limit, float least, const RowOffers* offers,
+                     const DraftColumns& draft) override {
+    with_offers_ = offers != nullptr;
+    begin(limit);
+    if (with_offers_) begin_offers(*offers, least);
+    expand(0);
+    if (with_offers_ && offers->drawn() < offers->size) {
+      return follow(offers->offers[static_cast<std::size_t>(offers->drawn())], limit, draft);
+    }
+    return tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
   }
 
   void learn(const Token* emitted, std::int64_t count) override {
-    const bool with_offers = offered_ != nullptr && offered_->used;
-    if (with_offers) offered_->accepted_without = 0;
+    if (with_offers_) offered_->accepted_without = 0;
     learn_paths(emitted, count);
     const AcceptanceModel::Moment begun = acceptance_.now();
     float path = 1.0f;  // without offers
     std::size_t node = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-      if (with_offers) path = follow_without_offers(nodes_[node], path, emitted[i]);
+      if (with_offers_) path = follow_without_offers(nodes_[node], path, emitted[i]);
       learn_of(nodes_[node].following, emitted[i], begun);
-      if (with_offers) offered_->candidates.learn(offered_->nodes[node].following, emitted[i]);
+      if (with_offers_) offered_->candidates.learn(offered_->nodes[node].following, emitted[i]);
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
                                     nodes_[child].token != emitted[i])) {
@@ -173,54 +165,39 @@ class CalibratedDrafter final : public Drafter {
       Candidates::Range following;
     };
 
-    bool used = false;  // by the last guess
     float least = 0.0f;
     std::int32_t accepted_without = 0;
     OfferedCandidates candidates;
     std::vector<Node> nodes;  // beside nodes_
   };
 
-  // What a draft grows from: the candidates that the engine finds.
-  struct Own {
-    CalibratedDrafter& drafter;
+  void begin_offers(const RowOffers& offers, float least) {
+    if (offered_ == nullptr) offered_ = std::make_unique<OfferedDraft>();
+    offered_->least = least;
+    offered_->candidates.begin(offers);
+    offered_->nodes.clear();
+    offered_->nodes.push_back({offered_->candidates.root(), {0, 0}});
+  }
 
-    const Candidate& operator[](std::size_t i) const noexcept { return drafter.candidates_[i]; }
-    Candidates::Range following(std::size_t node) const noexcept {
-      return drafter.nodes_[node].following;
-    }
-    void expand(std::size_t at) const {
-      DraftNode& node = drafter.nodes_[at];
-      const Token second = at == 0 ? drafter.before_last()
-                                   : drafter.nodes_[static_cast<std::size_t>(node.parent)].token;
-      node.following = drafter.candidates_.expand(node.depth, node.agreement, node.token, second);
-    }
-    void draft(std::size_t /*candidate*/) const noexcept {}
-  };
+  // Finds what may follow a node.
+  void expand(std::size_t at) {
+    DraftNode& node = nodes_[at];
+    const Token second =
+        at == 0 ? before_last() : nodes_[static_cast<std::size_t>(node.parent)].token;
+    node.following = candidates_.expand(node.depth, node.agreement, node.token, second);
+    if (!with_offers_) return;
+    OfferedDraft::Node& offered = offered_->nodes[at];
+    offered.following =
+        offered_->candidates.expand(offered.places, node.depth, candidates_, node.following);
+  }
 
-  // The same with offers.
-  struct Offered {
-    CalibratedDrafter& drafter;
-    OfferedDraft& offered;
-
-    const Candidate& operator[](std::size_t i) const noexcept {
-      return offered.candidates[i].candidate;
-    }
-    Candidates::Range following(std::size_t node) const noexcept {
-      return offered.nodes[node].following;
-    }
-    void expand(std::size_t at) const {
-      Own{drafter}.expand(at);
-      const DraftNode& own = drafter.nodes_[at];
-      OfferedDraft::Node& node = offered.nodes[at];
-      node.following =
-          offered.candidates.expand(node.places, own.depth, drafter.candidates_, own.following);
-    }
-    void draft(std::size_t candidate) const {
-      const OfferedCandidate& chosen = offered.candidates[candidate];
-      if (!chosen.found) drafter.candidates_.leave();
-      offered.nodes.push_back({chosen.places, {0, 0}});
-    }
-  };
+  // The candidates that may follow a node, offered ones too.
+  Candidates::Range choices_at(std::size_t node) const noexcept {
+    return with_offers_ ? offered_->nodes[node].following : nodes_[node].following;
+  }
+  const Candidate& choice(std::size_t i) const noexcept {
+    return with_offers_ ? offered_->candidates[i].candidate : candidates_[i];
+  }
 
   // Goes on along the path that a guess without offers would share with the target: counts the
   // emitted token if that guess would have held it. Returns the chance of the path; 0: it has
@@ -269,105 +246,78 @@ class CalibratedDrafter final : public Drafter {
     return std::min(node.chance, acceptance_.path_chance(node.depth, path));
   }
 
-  template <class Choices>
-  std::int32_t grow(const Choices& choices, std::int32_t limit, float least,
-                    const DraftColumns& draft) {
-    begin(limit);
-    choices.expand(0);
-    return tree_ ? grow_tree(choices, limit, least, draft)
-                 : grow_chain(choices, limit, least, draft);
-  }
-
-  // Makes a candidate a node, and writes it as the next token of the draft.
-  std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate, float path,
-                               const DraftColumns& draft) {
-    const auto place = static_cast<std::int32_t>(num_nodes_) - 1;
+  // Makes a candidate the next node, and writes it as the next token of the draft unless it is less
+  // probable than `least`. Returns whether it is drafted.
+  bool draft_candidate(std::size_t parent, std::size_t chosen, float path, float least,
+                       const DraftColumns& draft) {
+    const Candidate& next = choice(chosen);
     const float chance = chance_below(nodes_[parent], path);
-    draft.token_ids[place] = candidate.token;
-    draft.parents[place] = static_cast<std::int32_t>(parent) - 1;
+    const auto above = static_cast<std::int32_t>(parent);
+    nodes_[num_nodes_] = {above,          next.token, nodes_[parent].depth + 1, path, chance,
+                          next.agreement, {0, 0}};
+    num_weighed_ = num_nodes_ + 1;
+    if (chance < least) return false;
+    const std::size_t place = num_nodes_++ - 1;
+    draft.token_ids[place] = next.token;
+    draft.parents[place] = above - 1;
     draft.probabilities[place] = chance;
-    draft.sources[place] = candidate.source;
-    nodes_[num_nodes_++] = {static_cast<std::int32_t>(parent),
-                            candidate.token,
-                            nodes_[parent].depth + 1,
-                            path,
-                            chance,
-                            candidate.agreement,
-                            {0, 0}};
-    num_weighed_ = num_nodes_;
-    return place + 1;
+    draft.sources[place] = next.source;
+    if (with_offers_) {
+      const OfferedCandidate& offered = offered_->candidates[chosen];
+      if (!offered.found) candidates_.leave();
+      offered_->nodes.push_back({offered.places, {0, 0}});
+    }
+    return true;
   }
 
-  template <class Choices>
-  std::int32_t grow_chain(const Choices& choices, std::int32_t limit, float least,
-                          const DraftColumns& draft) {
+  std::int32_t grow_chain(std::int32_t limit, float least, const DraftColumns& draft) {
     limit = std::min(limit, lookahead_);
-    DraftNode* const nodes = nodes_.data();
     std::int32_t count = 0;
     float path = 1.0f;
     float weight = 0.0f;
     float chance = 0.0f;
     while (count < limit) {
-      const Candidates::Range following = choices.following(static_cast<std::size_t>(count));
-      if (following.first == following.last) break;
-      std::size_t chosen = following.first;
-      const Candidate* best = &choices[chosen];
-      for (std::size_t c = following.first + 1; c < following.last; ++c) {
-        if (choices[c].weight > best->weight) {
-          best = &choices[c];
-          chosen = c;
-        }
+      const Candidates::Range next = choices_at(static_cast<std::size_t>(count));
+      if (next.first == next.last) break;
+      std::size_t best = next.first;
+      for (std::size_t c = next.first + 1; c < next.last; ++c) {
+        if (choice(c).weight > choice(best).weight) best = c;
       }
       // In a long copy most tokens weigh the same.
-      if (count == 0 || best->weight != weight) {
-        weight = best->weight;
+      if (count == 0 || choice(best).weight != weight) {
+        weight = choice(best).weight;
         chance = AcceptanceModel::chance(weight);
       }
       path *= chance;
-      const float accepted = chance_below(nodes[count], path);
-      nodes[count + 1] = {count, best->token, count + 1, path, accepted, best->agreement, {0, 0}};
-      num_weighed_ = static_cast<std::size_t>(count) + 2;
-      if (accepted < least) break;
-      draft.token_ids[count] = best->token;
-      draft.parents[count] = count - 1;
-      draft.probabilities[count] = accepted;
-      draft.sources[count] = best->source;
-      ++count;
-      choices.draft(chosen);
-      if (count < limit) choices.expand(static_cast<std::size_t>(count));
+      if (!draft_candidate(static_cast<std::size_t>(count), best, path, least, draft)) break;
+      if (++count < limit) expand(static_cast<std::size_t>(count));
     }
-    num_nodes_ = static_cast<std::size_t>(count) + 1;
     return count;
   }
 
   // Drafts an offer as it is.
-  std::int32_t follow(const Offered& choices, const RowOffer& offer, std::int32_t limit,
-                      const DraftColumns& draft) {
-    begin(limit);
-    choices.expand(0);
+  std::int32_t follow(const RowOffer& offer, std::int32_t limit, const DraftColumns& draft) {
     limit = std::min(limit, lookahead_);
     float path = 1.0f;
     std::int32_t count = 0;
     while (count < std::min(limit, offer.count)) {
-      std::size_t chosen = choices.following(static_cast<std::size_t>(count)).first;
-      while (choices[chosen].token != offer.token_ids[count]) ++chosen;
-      path *= AcceptanceModel::chance(choices[chosen].weight);
-      count = draft_candidate(static_cast<std::size_t>(count), choices[chosen], path, draft);
-      choices.draft(chosen);
-      if (count < limit) choices.expand(static_cast<std::size_t>(count));
+      const auto node = static_cast<std::size_t>(count);
+      std::size_t chosen = choices_at(node).first;
+      while (choice(chosen).token != offer.token_ids[count]) ++chosen;
+      path *= AcceptanceModel::chance(choice(chosen).weight);
+      draft_candidate(node, chosen, path, 0.0f, draft);
+      if (++count < limit) expand(node + 1);
     }
     return count;
   }
 
   // Best first: the tokens most likely to be accepted anywhere in the tree.
-  template <class Choices>
-  std::int32_t grow_tree(const Choices& choices, std::int32_t limit, float least,
-                         const DraftColumns& draft) {
+  std::int32_t grow_tree(std::int32_t limit, float least, const DraftColumns& draft) {
     waiting_.clear();
     const auto wait_for = [&](std::size_t node) {
-      const Candidates::Range following = choices.following(node);
-      for (std::size_t c = following.first; c < following.last; ++c) {
-        const float path = nodes_[node].path * AcceptanceModel::chance(choices[c].weight);
+      const Candidates::Range next = choices_at(node);
+      for (std::size_t c = next.first; c < next.last; ++c) {
+        const float path = nodes_[node].path * AcceptanceModel::chance(choice(c).weight);
         const float chance = chance_below(nodes_[node], path);
         if (chance < least) continue;
         waiting_.push_back({path, chance, c, node});
@@ -380,11 +330,10 @@ class CalibratedDrafter final : public Drafter {
       std::pop_heap(waiting_.begin(), waiting_.end());
       const Waiting next = waiting_.back();
       waiting_.pop_back();
-      count = draft_candidate(next.parent, choices[next.candidate], next.path, draft);
-      choices.draft(next.candidate);
-      const auto node = static_cast<std::size_t>(count);
+      draft_candidate(next.parent, next.candidate, next.path, least, draft);
+      const auto node = static_cast<std::size_t>(++count);
       if (count == limit || nodes_[node].depth == lookahead_) continue;
-      choices.expand(node);
+      expand(node);
       wait_for(node);
     }
     return count;
@@ -407,7 +356,8 @@ class CalibratedDrafter final : public Drafter {
   std::size_t num_nodes_ = 0;
   std::size_t num_weighed_ = 0;  // the same with the token that was too unlikely for a chain
   std::vector<Waiting> waiting_;
-  std::unique_ptr<OfferedDraft> offered_;
+  bool with_offers_ = false;
+  std::unique_ptr<OfferedDraft> offered_;  // null: there have been no offers
 };
 
 }  // namespace

@@ -33,14 +33,10 @@ class Drafter {
 
   // Writes the tokens that may be drafted to `draft`, at most `limit`, the most
   // probable first, and returns their number. A parent precedes its children, and
-  // siblings differ. Tokens less probable than `least` are not wanted.
-  virtual std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) = 0;
-
-  // The same, from the offers too. A drafter that takes no offers leaves them out.
-  virtual std::int32_t guess_with(const RowOffers& /*offers*/, std::int32_t limit, float least,
-                                  const DraftColumns& draft) {
-    return guess(limit, least, draft);
-  }
+  // siblings differ. Tokens less probable than `least` are not wanted. `offers`: what others guess,
+  // for the calibrated drafter alone; null: nothing.
+  virtual std::int32_t guess(std::int32_t limit, float least, const RowOffers* offers,
+                             const DraftColumns& draft) = 0;
 
   // Compares what was guessed last, drafted or not, with the tokens that the
   // target emitted, of which the context holds none yet.

@@ -23,7 +23,8 @@ class NgramDrafter final : public Drafter {
 
   void advance() override { context_ = model_.advance(context_, text_.text()[text_.size() - 1]); }
 
-  std::int32_t guess(std::int32_t limit, float, const DraftColumns& draft) override {
+  std::int32_t guess(std::int32_t limit, float, const RowOffers*,
+                     const DraftColumns& draft) override {
     if (model_.empty()) return 0;
     NgramModel::Context context = context_;
     double path = 1.0;

@@ -23,8 +23,7 @@ void OfferedCandidates::begin(const RowOffers& offers) {
 }
 
 OfferedCandidate::Places OfferedCandidates::root() const noexcept {
-  OfferedCandidate::Places places;
-  places.fill(OfferedCandidate::kNowhere);
+  OfferedCandidate::Places places = OfferedCandidate::nowhere();
   std::fill_n(places.begin(), offers_.size, -1);
   return places;
 }
@@ -37,8 +36,6 @@ Candidates::Range OfferedCandidates::expand(const OfferedCandidate::Places& plac
     OfferedCandidate& candidate = candidates_.emplace_back();
     candidate.candidate = all[c];
     candidate.found = true;
-    candidate.places.fill(OfferedCandidate::kNowhere);
-    for (auto& weighed : candidate.weighed) weighed.by_offer = false;
   }
   for (std::size_t k = 0; k < static_cast<std::size_t>(offers_.size); ++k) {
     if (places[k] == OfferedCandidate::kNowhere) continue;
@@ -76,9 +73,6 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
     if (place == candidates_.end()) {
       place = candidates_.emplace(place);
       place->candidate = {token, 0.0f, {0, false, false}, {}, source_of(offer.kind), false, {}};
-      place->found = false;
-      place->places.fill(OfferedCandidate::kNowhere);
-      for (auto& weighed : place->weighed) weighed.by_offer = false;
     }
     // Of equal siblings the first one counts.
     if (place->places[k] == OfferedCandidate::kNowhere) place->places[k] = child;

@@ -16,17 +16,22 @@ struct OfferedCandidate {
   // Where each offer has this token, if the path to it is offered: its index in the offer.
   using Places = std::array<std::int32_t, static_cast<std::size_t>(kMostOffers)>;
   static constexpr std::int32_t kNowhere = -2;
+  static constexpr Places nowhere() noexcept {
+    Places places{};
+    for (std::int32_t& place : places) place = kNowhere;
+    return places;
+  }
 
   // What an offer said of it, and its weight before.
   struct Weighed {
-    bool by_offer;
+    bool by_offer = false;
     float before;
     OfferModel::Evidence evidence;
   };
 
   Candidate candidate;
-  bool found;  // whether the engine found it itself
-  Places places;
+  bool found = false;  // whether the engine found it itself
+  Places places = nowhere();
   std::array<Weighed, static_cast<std::size_t>(kMostOffers)> weighed;
 };
 

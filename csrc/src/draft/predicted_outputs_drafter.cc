@@ -28,7 +28,8 @@ class PredictedOutputsDrafter final : public Drafter {
     if (match_.length >= recovery_) next_ = prediction_.first_end(match_.state) + 1;
   }
 
-  std::int32_t guess(std::int32_t limit, float, const DraftColumns& draft) override {
+  std::int32_t guess(std::int32_t limit, float, const RowOffers*,
+                     const DraftColumns& draft) override {
     if (next_ == kRecovering) return 0;
     const auto left = static_cast<std::int32_t>(prediction_.size()) - next_;
     const std::int32_t count = std::min(limit, left);

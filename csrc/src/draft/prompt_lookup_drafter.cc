@@ -20,7 +20,8 @@ class PromptLookupDrafter final : public Drafter {
     ngram_ = context_.shorten(ngram_, max_ngram_);
   }
 
-  std::int32_t guess(std::int32_t limit, float, const DraftColumns& draft) override {
+  std::int32_t guess(std::int32_t limit, float, const RowOffers*,
+                     const DraftColumns& draft) override {
     const auto size = static_cast<std::int32_t>(context_.size());
     Match match = ngram_;
     while (match.length > 0 && context_.first_end(match.state) == size - 1) {

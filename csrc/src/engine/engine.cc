@@ -55,23 +55,18 @@ void check_stores(const Stores& stores) {
   }
 }
 
+void check_expected(const float* expected, std::int64_t rows) {
+  if (expected == nullptr) return;
+  const std::string must = "expected must be from 0 to " + std::to_string(kMostOffered) + " tokens";
+  check_each(must.c_str(), expected, rows, [](float tokens) {
+    return tokens >= 0.0f && tokens <= static_cast<float>(kMostOffered);  // no NaN
+  });
+}
+
 void check_time(double time) {
   if (!(time >= 0.0) || std::isinf(time)) {
     throw InvalidValueError("the time of offers must be a finite number of at least 0, got " +
                             std::to_string(time));
-  }
-}
-
-void check_expected(const float* expected, std::int64_t rows) {
-  if (expected == nullptr) return;
-  const float* end = expected + rows;
-  const float* wrong = std::find_if(expected, end, [](float tokens) {
-    return !(tokens >= 0.0f && tokens <= static_cast<float>(kMostOffered));  // NaN too
-  });
-  if (wrong != end) {
-    throw InvalidValueError("expected must be from 0 to " + std::to_string(kMostOffered) +
-                            " tokens, got " + std::to_string(*wrong) + " at index " +
-                            std::to_string(wrong - expected));
   }
 }
 
@@ -113,15 +108,11 @@ std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
   return {};
 }
 
+bool is_count(std::int32_t value) { return value >= 0; }
+
 void check_limits(const ProposeOptions& options, std::int64_t rows) {
   if (options.limits == nullptr) return;
-  const std::int32_t* end = options.limits + rows;
-  const std::int32_t* negative =
-      std::find_if(options.limits, end, [](std::int32_t limit) { return limit < 0; });
-  if (negative != end) {
-    throw InvalidValueError("limits must be 0 or greater, got " + std::to_string(*negative) +
-                            " at index " + std::to_string(negative - options.limits));
-  }
+  check_each("limits must be 0 or greater", options.limits, rows, is_count);
 }
 
 void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
@@ -136,12 +127,7 @@ void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
 
 // What the host says of how many draft tokens it verified.
 void check_drafted(const std::int32_t* drafted, std::int64_t rows) {
-  for (std::int64_t row = 0; drafted != nullptr && row < rows; ++row) {
-    if (drafted[row] < 0) {
-      throw InvalidValueError("drafted must be 0 or greater, got " + std::to_string(drafted[row]) +
-                              " at index " + std::to_string(row));
-    }
-  }
+  if (drafted != nullptr) check_each("drafted must be 0 or greater", drafted, rows, is_count);
 }
 
 // What making the offers took, in steps without drafts.
@@ -151,6 +137,11 @@ double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOpti
     time += cost.part_of_step(rows, options.offers[k].time);
   }
   return time;
+}
+
+// Whether one of the offers has to be drafted as it is.
+bool is_drawn(const RowOffers* offers) noexcept {
+  return offers != nullptr && offers->drawn() < offers->size;
 }
 
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
@@ -270,28 +261,20 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
   return kept;
 }
 
-// The drafter's guess, in the request's draft. If the drafter throws, there is no proposal.
-std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+// The drafter's guess, in the request's draft, with what read_offers found. If the drafter throws,
+// there is no proposal.
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least,
+                           const RowOffers* offers) {
   const std::optional<Proposal> kept = std::exchange(request.kept, std::nullopt);
   request.proposal.reset();
-  if (request.offers != nullptr) request.offers->given = 0;
-  const bool known = kept && kept->limit == limit && kept->least == least;
-  const std::int32_t count =
-      known ? kept->guessed
-            : leave_out_foreign(request.draft, request.drafter->guess(limit, least, request.draft));
-  request.proposal = Proposal{count, 0, 1.0, limit, least};
-  return count;
-}
-
-// The same with what read_offers found.
-std::int32_t Engine::guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
-                                float least) {
-  request.kept.reset();
-  request.proposal.reset();
-  const std::int32_t count = leave_out_foreign(
-      request.draft, request.drafter->guess_with(offers, limit, least, request.draft));
-  request.proposal = Proposal{count};
-  return count;
+  if (offers == nullptr && kept && kept->limit == limit && kept->least == least) {
+    request.proposal = Proposal{kept->guessed, 0, 1.0, limit, least};
+  } else {
+    const std::int32_t count = leave_out_foreign(
+        request.draft, request.drafter->guess(limit, least, offers, request.draft));
+    request.proposal = Proposal{count, 0, 1.0, offers == nullptr ? limit : -1, least};
+  }
+  return request.proposal->guessed;
 }
 
 OfferKind Engine::offer_kind(std::string_view name) {
@@ -330,10 +313,10 @@ void Engine::check_offers(const ProposeOptions& options, std::int64_t rows) cons
   }
 }
 
-// Reads what is offered for a row. Returns whether that is anything. A wrong offer is refused, with
-// an error, or left out.
-bool Engine::read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
-                         bool refuse, RowOffers& read) {
+// Reads what is offered for a row. Returns `read`, or null where that is nothing. A wrong offer is
+// refused, with an error, or left out.
+const RowOffers* Engine::read_offers(Request& request, const ProposeOptions& options,
+                                     std::int64_t row, bool refuse, RowOffers& read) {
   read.size = 0;
   std::uint32_t given = 0;
   for (std::int64_t k = 0; k < options.num_offers; ++k) {
@@ -341,13 +324,13 @@ bool Engine::read_offers(Request& request, const ProposeOptions& options, std::i
     const std::int64_t first = all.offsets[row];
     const std::int64_t count = all.offsets[row + 1] - first;
     if (count == 0) continue;
-    if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
     const auto kind = static_cast<std::size_t>(all.kind);
-    request.offers->kinds[kind].spent = all.time;
+    OfferState::OfKind& known = request.known_offers().kinds[kind];
+    known.spent = all.time;
     RowOffer& offer = read.offers[static_cast<std::size_t>(read.size)];
     offer = {all.kind,
              &kinds_->model(all.kind),
-             &request.offers->kinds[kind].offers,
+             &known.offers,
              static_cast<std::int32_t>(std::min(count, kMostOffered)),
              all.token_ids + first,
              all.parents == nullptr ? nullptr : all.parents + first,
@@ -367,13 +350,12 @@ bool Engine::read_offers(Request& request, const ProposeOptions& options, std::i
     }
   }
   if (request.offers != nullptr) request.offers->given = given;
-  return read.size > 0;
+  return read.size > 0 ? &read : nullptr;
 }
 
 void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
                    const ProposeOptions& options, double time, bool* wanted,
                    const float* expected) {
-  check_limits(options, rows);
   check_time(time);
   check_expected(expected, rows);
   check_kind(kind);
@@ -381,56 +363,44 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
   plain.num_offers = 0;
   const DraftBatch own = propose_batch(ids, rows, plain);
   OfferValue value(*kinds_, kind, time);
+  std::vector<bool> may(static_cast<std::size_t>(rows), false);  // get an offer
+  std::fill_n(wanted, rows, false);
   for (std::int64_t row = 0; row < rows; ++row) {
-    wanted[row] = false;
-    const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
-    if (!found) continue;
-    Request& request = **found;
-    request.kept = std::exchange(request.proposal, std::nullopt);
-    if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
+    const std::optional<RequestTable::Locked> request = requests_->find(ids[row]);
+    if (!request) continue;
     const auto r = static_cast<std::size_t>(row);
-    const float* probabilities = own.columns.probabilities;
-    const float promised =
-        std::accumulate(probabilities + own.offsets[r], probabilities + own.offsets[r + 1], 0.0f);
-    wanted[row] = value.add(*request.offers, promised, own.offsets[r + 1] - own.offsets[r],
-                            limit_of(options, row), expected == nullptr ? 0.0f : expected[row]);
+    const std::int32_t limit = limit_of(options, row);
+    may[r] = limit > 0;
+    (*request)->kept = std::exchange((*request)->proposal, std::nullopt);
+    wanted[row] = value.add((*request)->known_offers(), own.columns.probabilities + own.offsets[r],
+                            own.offsets[r + 1] - own.offsets[r], limit,
+                            expected == nullptr ? 0.0f : expected[row]);
   }
   if (rows == 0) return;
   const bool pays = value.pays(options.cost.value_or(StepCost::constant(config_.token_cost)), rows,
                                options.padded);
-  if (!kinds_->back_off(kind).asks(pays)) {
-    std::fill_n(wanted, rows, false);
-  } else if (!pays) {
-    for (std::int64_t row = 0; row < rows; ++row) {
-      wanted[row] = limit_of(options, row) > 0 && requests_->find(ids[row]).has_value();
-    }
-  }
+  const bool asks = kinds_->back_off(kind).asks(pays);
+  if (!asks) std::fill_n(wanted, rows, false);
+  if (asks && !pays) std::copy(may.begin(), may.end(), wanted);
 }
 
 std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
   check_limits(options, 1);
-  const bool offered = options.num_offers > 0;
-  if (offered) check_offers(options, 1);
+  check_offers(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const RequestTable::Locked request = requests_->lock(id);
   const double rate = kPremium * request->rate.value();
-  const double least = cost.is_constant() ? cost.least_chance(1, rate)
-                                          : cost.least_of_batch(1, rate, false, most_drafted_);
-  RowOffers offers;
-  const bool any = offered && read_offers(*request, options, 0, true, offers);
-  std::int32_t count =
-      any ? guess_with(offers, *request, limit_of(options, 0), static_cast<float>(least))
-          : guess(*request, limit_of(options, 0), static_cast<float>(least));
-  // At a constant cost the guess ended where no more pays.
-  const bool drawn = any && offers.drawn() < offers.size;
-  if (config_.calibrated() && !cost.is_constant() && !drawn) {
+  const auto least = static_cast<float>(cost.least_of_batch(1, rate, false, most_drafted_));
+  RowOffers memory;
+  const RowOffers* offers = read_offers(*request, options, 0, true, memory);
+  std::int32_t count = guess(*request, limit_of(options, 0), least, offers);
+  if (config_.calibrated() && !is_drawn(offers)) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
   if (request->proposal) {
     request->proposal->drafted = count;
-    request->proposal->step_time = cost.relative(1, count);
-    if (offered) request->proposal->step_time += time_of_offers(cost, 1, options);
+    request->proposal->step_time = cost.relative(1, count) + time_of_offers(cost, 1, options);
   }
   request->draft.copy_to(draft, count);
   return count;
@@ -439,8 +409,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   check_limits(options, rows);
-  const bool offered = options.num_offers > 0;
-  if (offered) check_offers(options, rows);
+  check_offers(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted_;
   // Every row's whole guess, a stride apart; what is kept then moves together.
@@ -455,18 +424,16 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     }
   }
   const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
-  RowOffers offers;
+  RowOffers memory_of_offers;
   std::vector<std::pair<std::size_t, std::int32_t>> drawn;  // rows, and what they draft
   const auto guess_row = [&](std::int64_t row, const std::optional<RequestTable::Locked>& found) {
     if (!found) return;
     Request& request = **found;
-    const bool any = offered && read_offers(request, options, row, false, offers);
-    const std::int32_t limit = limit_of(options, row);
-    const std::int32_t count =
-        any ? guess_with(offers, request, limit, least) : guess(request, limit, least);
+    const RowOffers* offers = read_offers(request, options, row, false, memory_of_offers);
+    const std::int32_t count = guess(request, limit_of(options, row), least, offers);
     counts[static_cast<std::size_t>(row)] = count;
     request.draft.copy_to(all.from(row * stride), count);
-    if (any && offers.drawn() < offers.size) drawn.emplace_back(row, count);
+    if (is_drawn(offers)) drawn.emplace_back(row, count);
   };
   requests_->visit(ids, rows, approach_guess, guess_row);
   if (rows > 0 && config_.calibrated()) {
@@ -478,8 +445,8 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
   const std::int32_t longest = rows > 0 ? *std::max_element(counts.begin(), counts.end()) : 0;
   const std::int64_t wide = std::max<std::int64_t>(rows, 1);
-  double step_time = cost.relative(wide, options.padded ? rows * longest : offsets.back());
-  if (offered) step_time += time_of_offers(cost, wide, options);
+  const double step_time = cost.relative(wide, options.padded ? rows * longest : offsets.back()) +
+                           time_of_offers(cost, wide, options);
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<std::size_t>(row);
     all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
@@ -695,7 +662,7 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
     if (last[static_cast<std::size_t>(place)] != row) return;
     try {
       if (!request) RequestTable::throw_unknown(ids[row]);
-      const std::int32_t count = guess(**request, limit, 0.0f);
+      const std::int32_t count = guess(**request, limit, 0.0f, nullptr);
       out.write(place, (*request)->size(), count, (*request)->draft);
     } catch (const std::exception&) {
       failed.push_back({row, std::current_exception()});

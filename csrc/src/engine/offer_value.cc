@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace fastdraft {
@@ -28,8 +29,9 @@ void OfferState::learn(OfferKinds& all, std::uint32_t offered, float promised,
   }
 }
 
-bool OfferValue::add(OfferState& state, float promised, std::int32_t drafted, std::int32_t limit,
-                     float expected) noexcept {
+bool OfferValue::add(OfferState& state, const float* probabilities, std::int32_t drafted,
+                     std::int32_t limit, float expected) noexcept {
+  const float promised = std::accumulate(probabilities, probabilities + drafted, 0.0f);
   OfferState::OfKind& of_kind = state.kinds[static_cast<std::size_t>(kind_)];
   state.own = promised;
   state.own_drafted = drafted;

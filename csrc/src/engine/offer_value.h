@@ -71,14 +71,14 @@ class OfferValue {
   OfferValue(OfferKinds& kinds, OfferKind kind, double time) noexcept
       : kinds_(kinds), kind_(kind), time_(time) {}
 
-  // Adds a row whose own draft, of `drafted` tokens, promises `promised` accepted ones. `limit`:
-  // the most tokens that it may draft. `expected`: how many the other drafter expects to be
-  // accepted of its offer, 0 where it does not say. Returns whether the offer promises more.
+  // Adds a row whose own draft has `drafted` tokens of these probabilities. `limit`: the most
+  // tokens that it may draft. `expected`: how many the other drafter expects to be accepted of its
+  // offer, 0 where it does not say. Returns whether the offer promises more.
   //
   // A simulated draft model beside recorded answers, easy and hard by turns of 25 tokens, shows
   // what `expected` is worth: without it they take 1 % longer (worst family 5 %) where a draft
   // token takes .15 of a step, and 3 % (9 %) where it takes .3.
-  bool add(OfferState& state, float promised, std::int32_t drafted, std::int32_t limit,
+  bool add(OfferState& state, const float* probabilities, std::int32_t drafted, std::int32_t limit,
            float expected) noexcept;
 
   // Whether the tokens are worth the time. The price of time is the rate of this very step without

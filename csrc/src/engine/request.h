@@ -60,6 +60,11 @@ struct Request {
   std::int64_t size() const noexcept { return context.size() - templates_size; }
   const Token* text() const noexcept { return context.text() + templates_size; }
 
+  OfferState& known_offers() {
+    if (offers == nullptr) offers = std::make_unique<OfferState>();
+    return *offers;
+  }
+
   SuffixAutomaton context;  // the templates, and then prompt and output
   SuffixAutomaton::Approach approach{};
   std::int64_t templates_size = 0;
@@ -76,7 +81,7 @@ struct Request {
   // A guess that was forgotten, though the text is still the same.
   std::optional<Proposal> kept;
 
-  std::unique_ptr<OfferState> offers;
+  std::unique_ptr<OfferState> offers;  // null: there was none, and none was asked about
 
   EmissionRate rate;
   double paced = 0.0;  // the tokens of all steps that the rate counts

@@ -32,23 +32,12 @@ RequestTable::Slot* RequestTable::slot(std::int64_t index) const noexcept {
   return slots == nullptr ? nullptr : slots + (place - (std::uint64_t{1} << log2));
 }
 
-std::optional<RequestTable::Locked> RequestTable::find(RequestId id) const {
-  return find(id, [](std::unique_lock<std::mutex>& guard) {
-    guard.lock();
-    return true;
-  });
-}
-
-std::optional<RequestTable::Locked> RequestTable::try_find(RequestId id) const {
-  return find(id, [](std::unique_lock<std::mutex>& guard) { return guard.try_lock(); });
-}
-
-template <typename Lock>
-std::optional<RequestTable::Locked> RequestTable::find(RequestId id, Lock lock) const {
+std::optional<RequestTable::Locked> RequestTable::find(RequestId id, bool waits) const {
   Slot* found = id < 0 ? nullptr : slot(index_of(id));
   if (found == nullptr) return std::nullopt;
   std::unique_lock<std::mutex> guard(found->mutex, std::defer_lock);
-  if (!lock(guard)) return std::nullopt;
+  if (waits) guard.lock();
+  if (!waits && !guard.try_lock()) return std::nullopt;
   if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
   return Locked(*found, std::move(guard));
 }

@@ -51,10 +51,9 @@ class RequestTable final : public ForkGuard {
 
   RequestId add(std::unique_ptr<Request> request);
 
-  // Empty where no such request is running.
-  std::optional<Locked> find(RequestId id) const;
-  // Empty too where another thread has it locked.
-  std::optional<Locked> try_find(RequestId id) const;
+  // Empty where no such request is running. Where another thread has it locked, it waits, or gives
+  // nothing.
+  std::optional<Locked> find(RequestId id, bool waits = true) const;
   [[noreturn]] static void throw_unknown(RequestId id);  // an UnknownRequestError
   // Both throw UnknownRequestError where no such request is running.
   Locked lock(RequestId id) const;
@@ -86,8 +85,6 @@ class RequestTable final : public ForkGuard {
   static constexpr int kNumChunks = 26;
 
   Slot* slot(std::int64_t index) const noexcept;
-  template <typename Lock>
-  std::optional<Locked> find(RequestId id, Lock lock) const;
   std::int64_t free_slot();
 
   std::atomic<std::int64_t> size_{0};
@@ -109,7 +106,7 @@ void RequestTable::visit(const RequestId* ids, std::int64_t rows, Approach appro
     std::uint32_t under_way = 0;
     for (std::int64_t row = first; row < last; ++row) {
       if (std::find(ids + first, ids + row, ids[row]) != ids + row) continue;
-      locked(row) = try_find(ids[row]);
+      locked(row) = find(ids[row], false);
       if (locked(row)) under_way |= 1u << (row - first);
     }
     for (int step = 0; under_way != 0 && last - first > 1; ++step) {

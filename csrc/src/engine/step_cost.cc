@@ -41,7 +41,7 @@ double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded,
   constexpr double kRoundingRoom = 1.0 - 1e-6;
   // Tokens at the same depth of all rows are kept together, however small the chance of one.
   if (rows == 0 || (padded && rows > 1)) return 0.0;
-  if (is_constant()) return least_chance(rows, rate) * kRoundingRoom;
+  if (is_constant()) return slope(rows) * rate * kRoundingRoom;
   // The last token that is kept pays for what it adds to the forward, and is the least probable.
   double least = std::numeric_limits<double>::infinity();
   const std::int64_t end = rows * (1 + most);
@@ -87,6 +87,18 @@ std::int64_t best_count(const StepCost& cost, double rate, std::int64_t rows, st
 
 void keep_what_pays(const StepCost& cost, double rate, bool padded, const float* probabilities,
                     std::int64_t rows, std::int64_t stride, std::int32_t* counts) {
+  if (cost.is_constant() && (!padded || rows == 1)) {
+    const double price = cost.slope(rows) * rate;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::int32_t kept = 0;
+      while (kept < counts[row] &&
+             static_cast<double>(probabilities[row * stride + kept]) >= price) {
+        ++kept;
+      }
+      counts[row] = kept;
+    }
+    return;
+  }
   if (padded || rows == 1) {
     const std::int64_t longest = *std::max_element(counts, counts + rows);
     std::vector<double> gain(static_cast<std::size_t>(longest), 0.0);
@@ -97,18 +109,6 @@ void keep_what_pays(const StepCost& cost, double rate, bool padded, const float*
     }
     const auto width = static_cast<std::int32_t>(best_count(cost, rate, rows, rows, gain));
     for (std::int64_t row = 0; row < rows; ++row) counts[row] = std::min(counts[row], width);
-    return;
-  }
-  if (cost.is_constant()) {
-    const double price = cost.slope(rows) * rate;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::int32_t kept = 0;
-      while (kept < counts[row] &&
-             static_cast<double>(probabilities[row * stride + kept]) >= price) {
-        ++kept;
-      }
-      counts[row] = kept;
-    }
     return;
   }
   struct DraftToken {

@@ -15,35 +15,20 @@ constexpr std::int64_t kSlotsAhead = 4;
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 24;
 
 std::size_t slots_of(std::int64_t slots) {
-  if (slots < 1 || slots > kMostSlots) {
-    throw InvalidValueError("slots must be 1 to " + std::to_string(kMostSlots) + ", got " +
-                            std::to_string(slots));
-  }
+  check_range("slots", slots, 1, kMostSlots);
   std::size_t size = 1;
   while (size < static_cast<std::size_t>(slots)) size *= 2;
   return size;
 }
 
-void check_or_none(const Token* tokens, std::int64_t count, const char* what) {
-  const Token* wrong = std::find_if(tokens, tokens + count, [](Token token) { return token < -1; });
-  if (wrong == tokens + count) return;
-  throw InvalidValueError(std::string(what) + " must be -1 or greater, got " +
-                          std::to_string(*wrong) + " at index " + std::to_string(wrong - tokens));
-}
+bool is_token_or_none(Token token) { return token >= -1; }
 
 void check_learned(const Token* contexts, std::int64_t rows, const float* probabilities,
                    std::int64_t count) {
-  if (count < 0 || count > Successors::kMost) {
-    throw InvalidValueError("a context has at most " + std::to_string(Successors::kMost) +
-                            " successors, got " + std::to_string(count));
-  }
-  check_or_none(contexts, 2 * rows, "contexts");
-  const float* const end = probabilities + rows * count;
-  const float* const wrong =
-      std::find_if_not(probabilities, end, [](float each) { return each >= 0.0f && each <= 1.0f; });
-  if (wrong == end) return;
-  throw InvalidValueError("probabilities must be from 0 to 1, got " + std::to_string(*wrong) +
-                          " at index " + std::to_string(wrong - probabilities));
+  check_range("successors of a context", count, 0, Successors::kMost);
+  check_each("contexts must be -1 or greater", contexts, 2 * rows, is_token_or_none);
+  check_each("probabilities must be from 0 to 1", probabilities, rows * count,
+             [](float each) { return each >= 0.0f && each <= 1.0f; });
 }
 
 }  // namespace
@@ -192,11 +177,8 @@ void Successors::grow(const Token* end, std::size_t nodes, Trees& trees,
 
 Successors::Trees Successors::trees(const Successors* const* tables, const Token* ends,
                                     std::int64_t rows, std::int32_t nodes) {
-  check_or_none(ends, kEnd * rows, "ends");
-  if (nodes < 1 || nodes > kNodes) {
-    throw InvalidValueError("nodes must be 1 to " + std::to_string(kNodes) + ", got " +
-                            std::to_string(nodes));
-  }
+  check_each("ends must be -1 or greater", ends, kEnd * rows, is_token_or_none);
+  check_range("nodes", nodes, 1, kNodes);
   Trees trees;
   trees.offsets.reserve(static_cast<std::size_t>(rows) + 1);
   trees.offsets.push_back(0);

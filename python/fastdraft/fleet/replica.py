@@ -20,7 +20,7 @@ from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.published import HISTORY, Manifest, Pack, Published
-from fastdraft.fleet.sealed import Chunk, Head, digest, frame, secret_of, texts_of
+from fastdraft.fleet.sealed import TOKEN_BYTES, Chunk, Head, digest, frame, secret_of, texts_of
 from fastdraft.memory import Memory
 
 __all__ = ["Replica"]
@@ -262,11 +262,12 @@ class Replica:
                         continue
                     name = self._id_of(namespace)
                     text, published = store._dump(begin, left)
-                    tokens = np.frombuffer(text, np.int32, published - begin)
+                    # Text may have left since `begin` was read: there are as many as came.
+                    tokens = np.frombuffer(text, np.int32, len(text) // TOKEN_BYTES)
                     chunks[name] = Chunk(frame(text), int(np.count_nonzero(tokens >= 0)))
                     cuts[namespace] = (store, published)
-                    dropped += begin - end
-                    left -= published - begin
+                    dropped += published - len(tokens) - end
+                    left -= len(tokens)
         if chunks:
             pack = self._published.put_text(self._name, self._sequence, seen, chunks)
             self._sequence += 1

@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 
 from fastdraft.errors import DatastoreError, InvalidValueError
 
-__all__ = ["Chunk", "Head", "digest", "frame", "seal", "secret_of", "texts_of"]
+__all__ = ["TOKEN_BYTES", "Chunk", "Head", "digest", "frame", "seal", "secret_of", "texts_of"]
 
+TOKEN_BYTES = 5
+"""Of a text: the id, and the flag of output."""
 _MAGIC = b"fastdraft memory 1\n"
 _ENTRY = np.dtype(
     [("id", "S32"), ("at", "<u8"), ("size", "<u8"), ("tokens", "<u8"), ("sha", "V32")]
