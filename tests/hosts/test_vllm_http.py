@@ -166,7 +166,7 @@ def test_the_log_is_one_that_replay_reads(server: Server, words: Path) -> None:
     tokenizer = TextTokenizer(words)
     read = Importer(tokenizer)
     lines = [*parse_lines(server.log)][before:]
-    while b"Received request" not in lines[0].text:
+    while b" details: prompt: " not in lines[0].text:
         del lines[0]  # what vLLM says of itself, before the form of a log is known
     found, streamed = (record for line in lines for record in read(line))
     assert found["prompt_ids"] == whole.prompt_token_ids
