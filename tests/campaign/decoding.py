@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from assistants import bent
@@ -27,7 +29,6 @@ from hf_models import (
     OfRows,
     Silent,
     charge_in_steps,
-    edited,
 )
 
 __all__ = ["case"]
@@ -307,8 +308,7 @@ def _drafters(
 ) -> list[tuple[str, Callable[[], Any], Any]]:
     """Some of the drafters that there are: a name, what makes it, and its prediction."""
     lookahead = chance.choice([1, 4, 16])
-    every = chance.choice([4, 9, 30])
-    predictions = [edited(torch.tensor(truth), every=every) for truth in truths]
+    predictions = [_edited(chance, truth) for truth in truths]
     drafters: list[tuple[str, Callable[[], Any], Any]] = [
         ("chains", lambda: Generous(DraftConfig(lookahead=lookahead)), None),
         ("chains, predictions", lambda: Generous(DraftConfig(lookahead=lookahead)), predictions),
@@ -338,3 +338,18 @@ def _assistant(chance: random.Random, model: Any) -> AssistantModel:
         num_tokens=chance.choice([1, 4, 9]),
         lookup=None,
     )
+
+
+def _edited(chance: random.Random, truth: list[int]) -> NDArray[np.int64]:
+    """A prediction with tokens replaced, deleted and inserted."""
+    tokens = list(truth)
+    for _ in range(len(tokens) // chance.choice([4, 9, 30])):
+        at = chance.randrange(len(tokens))
+        match chance.randrange(3):
+            case 0:
+                tokens[at] = max(3, tokens[at] - 1)
+            case 1:
+                del tokens[at]
+            case _:
+                tokens.insert(at, 5)
+    return np.array(tokens, dtype=np.int64)

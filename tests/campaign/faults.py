@@ -1,4 +1,4 @@
-"""vLLM's proposer with an engine that fails at every one of its calls."""
+"""Hosts, models, processors and drafters that fail at every one of their calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from fastdraft import Engine
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from campaign.families import random_model
+from fastdraft import DraftConfig, Engine, hf
 from fastdraft.serving.vllm import FastdraftProposer
+from hf_models import EOS, PAD, VOCABULARY, Generous
 from vllm_host import Host, Job, config
 
 __all__ = ["case"]
@@ -24,6 +29,11 @@ _CALLS = (
 
 def case(seed: int) -> Counter[str]:
     """One script, run again with a fault at each call."""
+    kind = random.Random(seed).choice([_host, _decoding])
+    return kind(seed)
+
+
+def _host(seed: int) -> Counter[str]:
     logging.disable(logging.WARNING)
     found: Counter[str] = Counter()
     for at in itertools.count(1):
@@ -73,3 +83,67 @@ def _run(chance: random.Random, at: int) -> int:
     # A request whose end failed cannot be ended again.
     assert proposer.engine.num_requests <= failed
     return failing.calls
+
+
+class _FailingProcessor(LogitsProcessor):
+    """Fails at its call number `at`."""
+
+    def __init__(self, at: int) -> None:
+        self.calls, self._at = 0, at
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.hook()
+        return scores
+
+    def hook(self, *_: Any) -> None:
+        """Before a forward."""
+        self.calls += 1
+        if self.calls == self._at:
+            raise _Fault
+
+
+def _decoding(seed: int) -> Counter[str]:
+    """What fails in a generation comes out as it is, and the next one is as good as new."""
+    chance = random.Random(seed)
+    family = chance.choice(["llama", "gemma2", "gpt2", "qwen3", "opt"])
+    model = random_model(family, chance)
+    rows = chance.choice([1, 3])
+    motif = torch.tensor([chance.randrange(3, VOCABULARY) for _ in range(4)])
+    options: dict[str, Any] = {
+        "input_ids": motif.repeat(rows, 5),
+        "attention_mask": torch.ones(rows, 20, dtype=torch.int64),
+        "max_new_tokens": 24,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "do_sample": False,
+    }
+    expected = model.generate(**options)
+    drafting = DraftConfig(tree_budget=chance.choice([None, 8]))
+    what = chance.choice(["forward", "processor", "drafter"])
+    found: Counter[str] = Counter()
+    for at in itertools.count(1):
+        engine = Generous(drafting)
+        failing: Any = _FailingProcessor(at)
+        others: dict[str, Any] = {}
+        hook = None
+        if what == "forward":
+            hook = model.register_forward_pre_hook(failing.hook)
+        elif what == "processor":
+            others["logits_processor"] = LogitsProcessorList([failing])
+        else:
+            failing = _Failing(engine, at)
+        try:
+            output = hf.generate(model, **options, **others, drafter=engine)
+        except _Fault:
+            found["decoding faults"] += 1
+        else:
+            assert torch.equal(output.sequences, expected), f"{family}, {what}"
+            assert failing.calls < at, f"{family}, {what}: fault {at} was swallowed"
+            return found
+        finally:
+            if hook is not None:
+                hook.remove()
+        assert engine.num_requests == 0, f"{family}, {what}: {engine.num_requests} after fault {at}"
+        again = hf.generate(model, **options, drafter=Generous())
+        assert torch.equal(again.sequences, expected), f"{family}, {what}: wrong after fault {at}"
+    raise AssertionError
