@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any
 
 from fastdraft.errors import InvalidValueError
@@ -26,13 +27,17 @@ def memory_settings(server_args: Any) -> MemorySettings:
             f"draft the same, got {url!r}"
         )
     memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
-    return MemorySettings(
-        memory_bytes=MemorySettings.memory_bytes if memory_bytes is None else memory_bytes,
-        datastores=_names("FASTDRAFT_DATASTORES", os.pathsep),
-        shared_namespaces=_names("FASTDRAFT_SHARED_NAMESPACES", ","),
-        memory_url=url,
-        max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
-    )
+    try:
+        return MemorySettings(
+            memory_bytes=MemorySettings.memory_bytes if memory_bytes is None else memory_bytes,
+            datastores=_names("FASTDRAFT_DATASTORES", os.pathsep),
+            shared_namespaces=_names("FASTDRAFT_SHARED_NAMESPACES", ","),
+            memory_url=url,
+            max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
+        )
+    except InvalidValueError as error:
+        said = re.sub("memory_(bytes|url)", lambda name: f"FASTDRAFT_{name[0].upper()}", str(error))
+        raise InvalidValueError(said) from error
 
 
 def drafts_from_logits(server_args: Any) -> bool:

@@ -1,0 +1,55 @@
+"""The settings of a memory in SGLang's environment, named as an operator sets them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.settings import MemorySettings
+from fastdraft.serving.sglang.environment import memory_settings
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("MEMORY_BYTES", "2000000"),
+        ("MEMORY_URL", "s3://bucket"),
+        ("MAX_BYTES", "5"),
+        ("DATASTORES", "a.fds:b.fds"),
+        ("SHARED_NAMESPACES", "all,some"),
+    ):
+        monkeypatch.setenv(f"FASTDRAFT_{name}", value)
+    assert memory_settings(SimpleNamespace()) == MemorySettings(
+        memory_bytes=2_000_000,
+        memory_url="s3://bucket",
+        max_bytes=5,
+        datastores=["a.fds", "b.fds"],
+        shared_namespaces=["all", "some"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "ranks", "message"),
+    [
+        (
+            {"MEMORY_BYTES": "1 GB"},
+            1,
+            "FASTDRAFT_MEMORY_BYTES must be a number of bytes, got '1 GB'",
+        ),
+        ({"MEMORY_BYTES": "5"}, 1, "^FASTDRAFT_MEMORY_BYTES must be 0, or enough .* got 5"),
+        (
+            {"MEMORY_BYTES": "0", "MEMORY_URL": "s3://x"},
+            1,
+            "^FASTDRAFT_MEMORY_URL must be left out where FASTDRAFT_MEMORY_BYTES is 0",
+        ),
+        ({"MEMORY_URL": "s3://x"}, 2, "FASTDRAFT_MEMORY_URL must not be set with tp_size 2"),
+    ],
+)
+def test_what_cannot_be_is_named_as_it_was_set(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ranks: int, message: str
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"FASTDRAFT_{name}", value)
+    with pytest.raises(InvalidValueError, match=message):
+        memory_settings(SimpleNamespace(tp_size=ranks))
