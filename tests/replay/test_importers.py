@@ -379,6 +379,13 @@ def test_files_are_read_as_they_come(
     assert sum(line.bytes for line in parse_lines(log)) <= log.stat().st_size
 
 
+@pytest.mark.parametrize("text", [VLLM, SGLANG_TEXT])
+def test_a_servers_log_is_read_by_lines(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    assert [line.text.decode() for line in parse_lines(log)] == text.splitlines(keepends=True)
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -327,7 +327,8 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
                 damage = (*damage, zstd.ZstdError)
                 unpacked = io.BufferedReader(zstd.ZstdFile(file))
             kind, parts = "line", iter(unpacked)
-            if unpacked.peek(1)[:1] == b"[":
+            # SGLang's log has lines that begin with a date in brackets.
+            if re.match(rb"\[(?!\d{4}-)", unpacked.peek(6)):
                 kind, parts = "item", _items(unpacked, path)
             at = 0
             for number, line in enumerate(parts, 1):
