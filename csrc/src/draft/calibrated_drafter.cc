@@ -54,9 +54,9 @@ class CalibratedDrafter final : public Drafter {
                      const DraftColumns& draft) override {
     with_offers_ = offers != nullptr;
     begin(limit);
-    if (with_offers_) begin_offers(*offers, least);
+    if (offers != nullptr) begin_offers(*offers, least);
     expand(0);
-    if (with_offers_ && offers->drawn() < offers->size) {
+    if (offers != nullptr && offers->drawn() < offers->size) {
       return follow(offers->offers[static_cast<std::size_t>(offers->drawn())], limit, draft);
     }
     return tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
