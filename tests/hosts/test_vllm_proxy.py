@@ -1,7 +1,7 @@
 """The proxy before a real vLLM server that takes no predictions; OpenAI's client before it.
 
-FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has.
-FASTDRAFT_VLLM_RUST names the program of vLLM's frontend in Rust, which wheels for CPUs leave out.
+FASTDRAFT_DEMO_MODEL names the folder of the demo model. FASTDRAFT_VLLM_RUST names the program of
+vLLM's frontend in Rust, which wheels for CPUs leave out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ IN_RUST = pytest.param(
 @pytest.fixture(scope="module", params=[pytest.param(None, id="python"), IN_RUST])
 def server(
     request: pytest.FixtureRequest,
-    words: Path,
     vllm_forks: Forks,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
@@ -58,7 +57,7 @@ def server(
         with (
             serving(
                 vllm_forks,
-                words,
+                os.environ["FASTDRAFT_DEMO_MODEL"],
                 tmp_path_factory.mktemp("drafting"),
                 settings,
                 front=False,
