@@ -23,7 +23,8 @@ TEST(TransitionTable, GivesBlocksThatWereOutgrownToOthers) {
   EXPECT_LE(table.bytes(), bytes * 3 / 2);
 }
 
-// As an automaton does that gets no memory for a token: at every size of a block.
+// An automaton that gets no memory for a token removes the edges that it added for it. Tried at
+// every size of a block.
 TEST(TransitionTable, TakesTheLastEdgeAwayAgain) {
   MemoryBudget budget;
   TransitionTable table(budget);

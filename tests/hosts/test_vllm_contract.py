@@ -495,6 +495,6 @@ def test_lengths_of_drafts_are_named_before_graphs_are_chosen(newer: Path) -> No
     assert parameters(body(config, "_maybe_disable_dynamic_sd_for_data_parallel")) == ["self"]
     scheduler = body(module(newer, "v1/core/sched/scheduler.py"), "Scheduler")
     assert "self.dynamic_sd_lookup[len(num_scheduled_tokens)]" in ast.unparse(scheduler)
-    # Graphs of each length that is named, none at all included.
+    # A graph is captured for each draft length in the schedule, and for 0.
     graphs = (newer / GPU / "cudagraph_utils.py").read_text(encoding="utf-8")
     assert "for num_spec in dense_schedule[1:]" in graphs

@@ -71,9 +71,10 @@ class OfferValue {
   OfferValue(OfferKinds& kinds, OfferKind kind, double time) noexcept
       : kinds_(kinds), kind_(kind), time_(time) {}
 
-  // Adds a row whose own draft has `drafted` tokens of these probabilities. `limit`: the most
-  // tokens that it may draft. `expected`: how many the other drafter expects to be accepted of its
-  // offer, 0 where it does not say. Returns whether the offer promises more.
+  // Adds a row. `probabilities`: those of the `drafted` tokens that the engine itself would draft
+  // for it. `limit`: the most tokens that it may draft. `expected`: how many the other drafter
+  // expects to be accepted of its offer, 0 where it does not say. Returns whether the offer
+  // promises more.
   //
   // A simulated draft model beside recorded answers, easy and hard by turns of 25 tokens, shows
   // what `expected` is worth: without it they take 1 % longer (worst family 5 %) where a draft

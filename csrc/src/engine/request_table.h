@@ -51,8 +51,8 @@ class RequestTable final : public ForkGuard {
 
   RequestId add(std::unique_ptr<Request> request);
 
-  // Empty where no such request is running. Where another thread has it locked, it waits, or gives
-  // nothing.
+  // Locks a request. Returns nothing where no such request is running, nor, unless it `waits`,
+  // where another thread has locked it.
   std::optional<Locked> find(RequestId id, bool waits = true) const;
   [[noreturn]] static void throw_unknown(RequestId id);  // an UnknownRequestError
   // Both throw UnknownRequestError where no such request is running.

@@ -19,9 +19,10 @@ namespace fastdraft {
 // and it slowly returns to where it started, so that one bad hour is not forever. Numbers of rows
 // within a power of two share a curve.
 //
-// Why not a smoothed monotone table? On a modelled CPU, where a wider forward can be the faster
-// one, replays of 24 families reach 0.88 of the speed with known times by it, for one row, and 0.75
-// for four; by the filter 0.99 and 0.97. On modelled stairs neither is the better one everywhere.
+// Why not a smoothed monotone table? On a modelled CPU a wider forward can be the faster one.
+// There, replays of 24 families reach with the table 0.88 of the speed that known times would give
+// for one row and 0.75 for four rows, and with the filter 0.99 and 0.97. On modelled stairs,
+// neither is always better.
 //
 // A host with captured graphs pads each forward to the next size that was captured: its steps are
 // stairs, and tokens up to the next size are free. Where the host says its sizes, the curve is

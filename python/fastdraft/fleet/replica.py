@@ -20,7 +20,7 @@ from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.published import HISTORY, Manifest, Pack, Published
-from fastdraft.fleet.sealed import TOKEN_BYTES, Chunk, Head, digest, frame, secret_of, texts_of
+from fastdraft.fleet.sealed import Chunk, Head, digest, frame, ids_of, secret_of, texts_of
 from fastdraft.memory import Memory
 
 __all__ = ["Replica"]
@@ -262,8 +262,8 @@ class Replica:
                         continue
                     name = self._id_of(namespace)
                     text, published = store._dump(begin, left)
-                    # Text may have left since `begin` was read: there are as many as came.
-                    tokens = np.frombuffer(text, np.int32, len(text) // TOKEN_BYTES)
+                    # Fewer than `published - begin` where text has left since `begin` was read.
+                    tokens = ids_of(text)
                     chunks[name] = Chunk(frame(text), int(np.count_nonzero(tokens >= 0)))
                     cuts[namespace] = (store, published)
                     dropped += published - len(tokens) - end
@@ -330,7 +330,7 @@ class Replica:
                     entry = head.find(name)
                     if entry is not None and not self._manifest.stale(pack, name):
                         found[namespace] = self._published.chunk(pack, head, entry)
-        # All is read before any enters: an error here would have some of it enter twice.
+        # Nothing has been added yet. After an error above, the whole object is read again.
         self._folded.add(pack.name)
         for namespace, chunk in found.items():
             self._add(namespace, [chunk])

@@ -25,10 +25,8 @@ from numpy.typing import NDArray
 
 from fastdraft.errors import DatastoreError, InvalidValueError
 
-__all__ = ["TOKEN_BYTES", "Chunk", "Head", "digest", "frame", "seal", "secret_of", "texts_of"]
+__all__ = ["Chunk", "Head", "digest", "frame", "ids_of", "seal", "secret_of", "texts_of"]
 
-TOKEN_BYTES = 5
-"""Of a text: the id, and the flag of output."""
 _MAGIC = b"fastdraft memory 1\n"
 _ENTRY = np.dtype(
     [("id", "S32"), ("at", "<u8"), ("size", "<u8"), ("tokens", "<u8"), ("sha", "V32")]
@@ -120,6 +118,13 @@ def seal(chunks: Mapping[str, Iterable[Chunk]]) -> tuple[bytes, bytes]:
         text.append(content)
         at += len(content)
     return b"%s%d\n%s" % (_MAGIC, len(index), index.tobytes()), b"".join(text)
+
+
+def ids_of(text: bytes) -> NDArray[np.int32]:
+    """The token ids of a store's text, as `Datastore._dump` gives it: negative where a document
+    begins."""
+    # Behind the ids, of 4 bytes each, is a byte for each that says who wrote it.
+    return np.frombuffer(text, np.int32, len(text) // 5)
 
 
 def frame(text: bytes) -> bytes:

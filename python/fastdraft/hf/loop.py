@@ -306,10 +306,14 @@ class Decoding:
         scores = logits.to(torch.float32, copy=True)
         if not self.processors:
             return scores
-        places = on_device(scores.device, np.array([row.index for row in self._running]))[0]
+        text = self._whole_text(depth, scores.device)
+        if len(self._running) == len(self.rows):
+            processed: torch.Tensor = self.processors.all(text, scores)
+            return processed
+        (places,) = on_device(scores.device, np.array([row.index for row in self._running]))
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
         whole[places] = scores
-        processed: torch.Tensor = self.processors.all(self._whole_text(depth, scores.device), whole)
+        processed = self.processors.all(text, whole)
         return processed[places]
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
