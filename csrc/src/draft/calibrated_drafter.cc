@@ -280,12 +280,15 @@ class CalibratedDrafter final : public Drafter {
       const Candidates::Range next = choices_at(static_cast<std::size_t>(count));
       if (next.first == next.last) break;
       std::size_t best = next.first;
+      float heaviest = choice(best).weight;
       for (std::size_t c = next.first + 1; c < next.last; ++c) {
-        if (choice(c).weight > choice(best).weight) best = c;
+        if (choice(c).weight <= heaviest) continue;
+        best = c;
+        heaviest = choice(c).weight;
       }
       // In a long copy most tokens weigh the same.
-      if (count == 0 || choice(best).weight != weight) {
-        weight = choice(best).weight;
+      if (count == 0 || heaviest != weight) {
+        weight = heaviest;
         chance = AcceptanceModel::chance(weight);
       }
       path *= chance;

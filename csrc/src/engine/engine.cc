@@ -267,6 +267,7 @@ std::int32_t Engine::guess(Request& request, std::int32_t limit, float least,
                            const RowOffers* offers) {
   const std::optional<Proposal> kept = std::exchange(request.kept, std::nullopt);
   request.proposal.reset();
+  if (offers == nullptr && request.offers != nullptr) request.offers->given = 0;
   if (offers == nullptr && kept && kept->limit == limit && kept->least == least) {
     request.proposal = Proposal{kept->guessed, 0, 1.0, limit, least};
   } else {
@@ -387,13 +388,14 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
 std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
   check_limits(options, 1);
-  check_offers(options, 1);
+  const bool offered = options.num_offers > 0;
+  if (offered) check_offers(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const RequestTable::Locked request = requests_->lock(id);
   const double rate = kPremium * request->rate.value();
   const auto least = static_cast<float>(cost.least_of_batch(1, rate, false, most_drafted_));
   RowOffers memory;
-  const RowOffers* offers = read_offers(*request, options, 0, true, memory);
+  const RowOffers* offers = offered ? read_offers(*request, options, 0, true, memory) : nullptr;
   std::int32_t count = guess(*request, limit_of(options, 0), least, offers);
   if (config_.calibrated() && !is_drawn(offers)) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
@@ -409,7 +411,8 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   check_limits(options, rows);
-  check_offers(options, rows);
+  const bool offered = options.num_offers > 0;
+  if (offered) check_offers(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted_;
   // Every row's whole guess, a stride apart; what is kept then moves together.
@@ -429,7 +432,8 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   const auto guess_row = [&](std::int64_t row, const std::optional<RequestTable::Locked>& found) {
     if (!found) return;
     Request& request = **found;
-    const RowOffers* offers = read_offers(request, options, row, false, memory_of_offers);
+    const RowOffers* offers =
+        offered ? read_offers(request, options, row, false, memory_of_offers) : nullptr;
     const std::int32_t count = guess(request, limit_of(options, row), least, offers);
     counts[static_cast<std::size_t>(row)] = count;
     request.draft.copy_to(all.from(row * stride), count);

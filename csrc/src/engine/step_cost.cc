@@ -90,12 +90,10 @@ void keep_what_pays(const StepCost& cost, double rate, bool padded, const float*
   if (cost.is_constant() && (!padded || rows == 1)) {
     const double price = cost.slope(rows) * rate;
     for (std::int64_t row = 0; row < rows; ++row) {
-      std::int32_t kept = 0;
-      while (kept < counts[row] &&
-             static_cast<double>(probabilities[row * stride + kept]) >= price) {
-        ++kept;
-      }
-      counts[row] = kept;
+      // From the end: nearly all are kept, and no token is more probable than one before it.
+      std::int32_t& kept = counts[row];
+      while (kept > 0 && static_cast<double>(probabilities[row * stride + kept - 1]) < price)
+        --kept;
     }
     return;
   }
