@@ -1,7 +1,7 @@
 """What passes between the device and the background drafter's thread: nobody else waits.
 
 Two ways: the ends of the texts come from the device, and trees go there. On a CUDA device both are
-copied on streams of their own, from and to pinned memory. On a CPU the same steps are plain copies.
+copied on streams of their own, from and to pinned memory. On a CPU streams and events do nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ __all__ = ["COPIES", "Ends", "EndsCopy", "TreeBuffers"]
 COPIES: Final = 128
 """Copies that may be on their way: while the thread indexes long prompts, steps go on. They take 16
 bytes a row and token of the longest draft each."""
-# Its streams and events have no types.
-_cuda: Any = torch.cuda
 
 
 class EndsCopy:
@@ -36,18 +34,16 @@ class EndsCopy:
         self._home = home
         self._rows = 0
 
-    def start(self, ends: Tensor, stream: Any) -> Any:
-        """Begins to copy; gives what says that it is done, None where it is done at once."""
+    def start(self, ends: Tensor) -> Any:
+        """Begins to copy on the current stream; gives the event that ends the copy."""
         self._rows = len(ends)
         self._tensor[: self._rows].copy_(ends, non_blocking=True)
-        if self._event is not None:
-            self._event.record(stream)
+        self._event.record()
         return self._event
 
     def wait(self) -> NDArray[np.int32]:
         """The ends, (rows, width), until `free`. Waits for the device, on the calling thread."""
-        if self._event is not None:
-            self._event.synchronize()
+        self._event.synchronize()
         return self._array[: self._rows]
 
     def free(self) -> None:
@@ -60,15 +56,13 @@ class Ends:
     waits."""
 
     def __init__(self, device: torch.device, rows: int, width: int) -> None:
-        self._cuda = device.type == "cuda"
-        self._stream: Any = _cuda.Stream(device) if self._cuda else None
-        self._last: Any = None
+        self._streams: Any = torch.get_device_module(device)
+        self._stream = self._streams.Stream(device)
+        self._last = _event(device)
         self._free: SimpleQueue[EndsCopy] = SimpleQueue()
         for _ in range(COPIES):
-            tensor = torch.empty(rows, width, dtype=torch.int32, pin_memory=self._cuda)
-            # One that sleeps: a thread that spins takes the processor from the host's own.
-            event = _cuda.Event(blocking=True) if self._cuda else None
-            self._free.put(EndsCopy(tensor, event, self._free))
+            tensor = torch.empty(rows, width, dtype=torch.int32, pin_memory=device.type == "cuda")
+            self._free.put(EndsCopy(tensor, _event(device), self._free))
 
     def send(self, ends: Tensor) -> EndsCopy | None:
         """Starts to copy ends that the current stream writes; None if all copies are in use."""
@@ -76,18 +70,14 @@ class Ends:
             copy = self._free.get_nowait()
         except Empty:
             return None
-        if self._cuda:
-            self._stream.wait_stream(_cuda.current_stream(ends.device))
-            with _cuda.stream(self._stream):
-                self._last = copy.start(ends, self._stream)
-        else:
-            copy.start(ends, None)
+        self._stream.wait_stream(self._streams.current_stream(ends.device))
+        with self._streams.stream(self._stream):
+            self._last = copy.start(ends)
         return copy
 
     def protect(self) -> None:
         """Has the current stream write the ends again only when they are copied."""
-        if self._last is not None:
-            _cuda.current_stream().wait_event(self._last)
+        self._last.wait()
 
 
 class TreeBuffers:
@@ -108,10 +98,9 @@ class TreeBuffers:
     """
 
     def __init__(self, device: torch.device, places: int, nodes: int, more: int = 0) -> None:
-        self._cuda = device.type == "cuda"
         # All fields in one piece of memory, so that one copy carries them.
         begin = 3 * places * (1 + nodes)
-        self._host = torch.zeros(begin + more, dtype=torch.int32, pin_memory=self._cuda)
+        self._host = torch.zeros(begin + more, dtype=torch.int32, pin_memory=device.type == "cuda")
         *fields, self.numbers = (
             field.numpy() for field in _trees_in(self._host[:begin], places, nodes)
         )
@@ -121,21 +110,19 @@ class TreeBuffers:
         self._buffers = [torch.zeros_like(self._host, device=device) for _ in range(3)]
         self._trees = [_trees_in(each[:begin], places, nodes) for each in self._buffers]
         self._newest = self._in_use = 0
-        self._stream: Any = _cuda.Stream(device) if self._cuda else None
-        self._arrived: Any = _cuda.Event(blocking=True) if self._cuda else None
-        self._used: list[Any] = [_cuda.Event() if self._cuda else None for _ in range(3)]
+        self._streams: Any = torch.get_device_module(device)
+        self._stream = self._streams.Stream(device)
+        self._arrived = _event(device)
+        self._used = [_event(device) for _ in range(3)]
 
     def publish(self) -> None:
         """Copies all to the device, and makes it the newest. Waits for the copy."""
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
-        if self._cuda:
-            self._stream.wait_event(self._used[free])
-            with _cuda.stream(self._stream):
-                self._buffers[free].copy_(self._host, non_blocking=True)
-                self._arrived.record(self._stream)
-            self._arrived.synchronize()
-        else:
-            self._buffers[free].copy_(self._host)
+        self._used[free].wait(self._stream)
+        with self._streams.stream(self._stream):
+            self._buffers[free].copy_(self._host, non_blocking=True)
+            self._arrived.record()
+        self._arrived.synchronize()
         self._newest = free
 
     def take(self) -> tuple[Trees, Tensor]:
@@ -152,8 +139,13 @@ class TreeBuffers:
 
     def release(self) -> None:
         """Says that what the current stream has to do with the trees is under way."""
-        if self._cuda:
-            self._used[self._in_use].record(_cuda.current_stream())
+        self._used[self._in_use].record()
+
+
+def _event(device: torch.device) -> Any:
+    """An event of the device. It sleeps: a thread that spins takes the processor from the host."""
+    streams: Any = torch.get_device_module(device)
+    return streams.Event(**({"blocking": True} if device.type == "cuda" else {}))
 
 
 def _trees_in(flat: Tensor, places: int, nodes: int) -> Trees:
