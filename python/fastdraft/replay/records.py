@@ -156,7 +156,7 @@ class RecordWriter:
 
 def check_record(record: dict[str, Any], place: str) -> None:
     """Raises RecordError, which begins with `place`, where the fields are not those of a record."""
-    _Line.of(record, place, "")
+    _checked(record, place, "")
 
 
 def family_files(paths: Sequence[Path]) -> dict[str, Path]:
@@ -251,19 +251,18 @@ def read_family(
     size = 0
 
     def take_batch() -> None:
-        texts = [text for line in batch for text in line.texts(references)]
+        texts = [text for line in batch for text in line.texts]
         encoded = iter(encode(texts) if texts else [])
-
-        def ids(text: str | Ids) -> Ids:
-            return np.array(next(encoded), np.int32) if isinstance(text, str) else text
-
         for line in batch:
-            prompt, output = ids(line.prompt), ids(line.output)
-            reference = None if line.reference is None or not references else ids(line.reference)
+            ids = {
+                f"{kind}_ids": np.array(next(encoded), np.int32) if isinstance(part, str) else part
+                for kind, part in line.parts.items()
+            }
             if line.appends and line.session in sessions:
                 before = sessions[line.session]
-                prompt = np.concatenate([before.prompt_ids, before.output_ids, prompt])
-            record = Record(line.id, prompt, output, reference, line.session)
+                said = [before.prompt_ids, before.output_ids, ids["prompt_ids"]]
+                ids["prompt_ids"] = np.concatenate(said)
+            record = Record(line.id, **ids, session=line.session)
             if line.session is not None:
                 sessions[line.session] = record
             records.append(record)
@@ -273,7 +272,7 @@ def read_family(
         try:
             found = [line.value] if convert is None else list(convert(line))
             checked = [
-                _Line.of(fields, line.place, f"{line.number}/{at}" if at else str(line.number))
+                _checked(fields, line.place, f"{line.number}/{at}" if at else str(line.number))
                 for at, fields in enumerate(found)
             ]
         except RecordError as error:
@@ -283,8 +282,11 @@ def read_family(
             checked = []
         if on_line is not None:
             on_line(line.bytes)
-        batch += checked
-        size += sum(len(text) for each in checked for text in each.texts(references))
+        for each in checked:
+            if not references:
+                each.parts.pop("reference", None)
+            batch.append(each)
+            size += sum(map(len, each.texts))
         if size >= _BATCH_LETTERS:
             take_batch()
             size = 0
@@ -397,55 +399,43 @@ def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     """What one line says, checked; text is not tokenised yet."""
 
     id: str
-    prompt: str | Ids
-    output: str | Ids
-    reference: str | Ids | None
+    parts: dict[str, str | Ids]
+    """Prompt, output, and the reference where there is one."""
     session: str | None
     appends: bool
 
-    @classmethod
-    def of(cls, record: dict[str, Any], place: str, name: str) -> _Line:
-        """Checks one record. `place` names it in errors, `name` is its id where it has none."""
-        parts = {
-            kind: _text_or_ids(record, kind, place) for kind in ("prompt", "output", "reference")
-        }
-        for kind in ("prompt", "output"):
-            if parts[kind] is None:
-                has = ", ".join(record) or "nothing"
-                raise RecordError(f"{place}: {kind!r} or '{kind}_ids' is missing; it has {has}")
-        span = record.get("reference_span")
-        if parts["reference"] is None and span is not None:
-            parts["reference"] = _cut(record.get("prompt"), span, place)
-        names = [record.get(field) for field in ("id", "session")]
-        for field, value in zip(("id", "session"), names, strict=True):
-            if not isinstance(value, str | int | float | None):
-                raise RecordError(f"{place}: {field} must be a string, got {short(value)}")
-        own_name, session = (None if value is None else str(value) for value in names)
-        mode = record.get("prompt_mode")
-        if mode not in (None, "append"):
-            raise RecordError(f"{place}: prompt_mode must be 'append' or missing, got {mode!r}")
-        if mode == "append" and session is None:
-            raise RecordError(f"{place}: prompt_mode 'append' needs a session, which is missing")
-        prompt, output = parts["prompt"], parts["output"]
-        assert prompt is not None and output is not None
-        return cls(
-            id=name if own_name is None else own_name,
-            prompt=prompt,
-            output=output,
-            reference=parts["reference"],
-            session=session,
-            appends=mode == "append",
-        )
+    @property
+    def texts(self) -> list[str]:
+        """Those parts that need tokenising."""
+        return [part for part in self.parts.values() if isinstance(part, str)]
 
-    def texts(self, references: bool) -> list[str]:
-        """The texts that need tokenising, in the order in which their ids are taken."""
-        parts = (self.prompt, self.output, self.reference if references else None)
-        return [part for part in parts if isinstance(part, str)]
+
+def _checked(record: dict[str, Any], place: str, name: str) -> _Line:
+    """Checks one record. `place` names it in errors, `name` is its id where it has none."""
+    found = {kind: _text_or_ids(record, kind, place) for kind in ("prompt", "output", "reference")}
+    parts = {kind: part for kind, part in found.items() if part is not None}
+    for kind in ("prompt", "output"):
+        if kind not in parts:
+            has = ", ".join(record) or "nothing"
+            raise RecordError(f"{place}: {kind!r} or '{kind}_ids' is missing; it has {has}")
+    span = record.get("reference_span")
+    if "reference" not in parts and span is not None:
+        parts["reference"] = _cut(record.get("prompt"), span, place)
+    names = [record.get(field) for field in ("id", "session")]
+    for field, value in zip(("id", "session"), names, strict=True):
+        if not isinstance(value, str | int | float | None):
+            raise RecordError(f"{place}: {field} must be a string, got {short(value)}")
+    own_name, session = (None if value is None else str(value) for value in names)
+    mode = record.get("prompt_mode")
+    if mode not in (None, "append"):
+        raise RecordError(f"{place}: prompt_mode must be 'append' or missing, got {mode!r}")
+    if mode == "append" and session is None:
+        raise RecordError(f"{place}: prompt_mode 'append' needs a session, which is missing")
+    return _Line(name if own_name is None else own_name, parts, session, mode == "append")
 
 
 def _text_or_ids(record: dict[str, Any], kind: str, place: str) -> str | Ids | None:
