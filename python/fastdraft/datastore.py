@@ -12,7 +12,6 @@ from fastdraft.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from numpy.typing import ArrayLike
     from typing_extensions import Self
@@ -180,12 +179,7 @@ class Datastore(_core.Datastore):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -236,13 +230,8 @@ class DatastoreWriter(_core.DatastoreWriter):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
             self.finish()
         else:
             self.discard()
