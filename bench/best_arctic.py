@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import baselines
 import harness
-from fastdraft.replay import Record, replay_family
+from fastdraft.replay import FamilyResult, Record, replay_family
 from fastdraft.replay.peers import ArcticSuffix
 from harness import Row
 from plots import read_speeds
@@ -45,22 +45,11 @@ class Setting(NamedTuple):
     probability: float
 
 
-class Counts(NamedTuple):
-    """Of a family."""
-
-    emitted: int
-    steps: int
-    drafted: int
-
-    def speed(self, cost: float) -> float:
-        return self.emitted / (self.steps + cost * self.drafted)
-
-
 CHAINS = [Setting(None, factor, least) for least in PROBABILITIES for factor in FACTORS]
 TREES = [Setting(NODES, *each) for each in ((4.0, 0.1), (2.0, 0.1), (1.0, 0.3))]
 
 
-def replay_all(setting: Setting, families: dict[str, list[Record]]) -> dict[str, Counts]:
+def replay_all(setting: Setting, families: dict[str, list[Record]]) -> dict[str, FamilyResult]:
     class Arctic(ArcticSuffix):
         FACTOR = setting.factor
         DEPTH = DEPTH
@@ -70,8 +59,7 @@ def replay_all(setting: Setting, families: dict[str, list[Record]]) -> dict[str,
     found = {}
     for name, records in families.items():
         most = max(len(each.prompt_ids) + len(each.output_ids) for each in records)
-        stats = replay_family(Arctic(setting.nodes or LONGEST, most), records).stats
-        found[name] = Counts(stats.emitted, stats.steps, stats.drafted)
+        found[name] = replay_family(Arctic(setting.nodes or LONGEST, most), records)
     return found
 
 
@@ -86,7 +74,7 @@ def own_speeds(files: Sequence[Path]) -> dict[tuple[str, float], Speeds]:
 
 
 def compare(
-    found: dict[Setting, dict[str, Counts]], own: dict[tuple[str, float], Speeds]
+    found: dict[Setting, dict[str, FamilyResult]], own: dict[tuple[str, float], Speeds]
 ) -> list[Row]:
     """For each form and token cost Arctic's best setting, and in how many families it is ahead of
     the engine."""
@@ -134,12 +122,16 @@ def main() -> None:
     found = {}
     with ProcessPoolExecutor(options.jobs) as pool:
         done = pool.map(partial(replay_all, families=families), settings)
-        for setting, counts in zip(settings, done, strict=True):
-            found[setting] = counts
+        for setting, results in zip(settings, done, strict=True):
+            found[setting] = results
             print(setting, flush=True)
     rows = compare(found, own_speeds(options.beside))
     harness.show("Modelled speed", None, rows, digits=3)
-    runs = [{**setting._asdict(), "families": counts} for setting, counts in found.items()]
+    runs: list[Row] = []
+    for setting, results in found.items():
+        stats = {name: each.stats for name, each in results.items()}
+        counts = {name: [s.emitted, s.steps, s.drafted] for name, s in stats.items()}
+        runs.append({**setting._asdict(), "families": counts})
     harness.finish(options, {**about, "best": rows, "runs": runs})
 
 

@@ -123,8 +123,10 @@ def reliability() -> dict[str, dict[float, float]]:
     }
 
 
-def lines(axes: Axes, data: Data) -> None:
-    """A line for each drafter; ours in front and wider."""
+def lines(data: Data) -> tuple[Figure, Axes]:
+    """A figure with a line for each drafter; ours in front and wider."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
     looks = look_of(list(data))
     for name, points in data.items():
         ours = name.startswith("fastdraft")
@@ -138,15 +140,19 @@ def lines(axes: Axes, data: Data) -> None:
             **looks[name],
         )
     axes.grid()
+    return figure, axes
+
+
+def mark_plain(axes: Axes, x: float, align: str) -> None:
+    """A line at plain decoding's speed, with its name at `x`."""
+    axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
+    axes.annotate("plain decoding", (x, 1), (0, 5), textcoords="offset points", ha=align)
 
 
 def draw_speed_by_token_cost() -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
     data = speed_by_token_cost()
-    lines(axes, data)
-    axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
-    axes.annotate("plain decoding", (0, 1), (0, 5), textcoords="offset points")
+    figure, axes = lines(data)
+    mark_plain(axes, 0, "left")
     axes.set(
         xlabel="what a draft token costs, as a fraction of a step of the target",
         ylabel="modelled speed, times plain",
@@ -165,9 +171,7 @@ def draw_families_against_arctic() -> Figure:
 
 
 def draw_propose_latency() -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
-    lines(axes, propose_latency())
+    figure, axes = lines(propose_latency())
     axes.set(
         xscale="log",
         yscale="log",
@@ -180,17 +184,14 @@ def draw_propose_latency() -> Figure:
 
 
 def draw_throughput() -> Figure:
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.subplots()
     data = throughput()
-    lines(axes, data)
+    figure, axes = lines(data)
     rows = sorted({row for points in data.values() for row in points})
     lowest, highest = throughput(1), throughput(2)
     for name, look in look_of(list(data)).items():
         ends = list(lowest[name].values()), list(highest[name].values())
         axes.vlines(list(data[name]), *ends, color=look["color"], linewidth=1)
-    axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
-    axes.annotate("plain decoding", (rows[-1], 1), (0, 5), textcoords="offset points", ha="right")
+    mark_plain(axes, rows[-1], "right")
     axes.set(
         xscale="log", xlabel="requests at once", ylabel="tokens by processor time, times plain"
     )

@@ -19,7 +19,7 @@ prompt is empty, and every output starts with an engine that has learnt nothing.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,21 @@ def decode(
     return engine.finish(request)
 
 
-def compare(pairs: Iterable[tuple[Sequence[int], Sequence[int]]], **where: Any) -> Row:
-    """Both drafters over pairs of a prediction and an output, their counts added up."""
-    pairs = list(pairs)
+def compare(
+    requests: Sequence[tuple[ArrayLike, ArrayLike, Sequence[int]]],
+    /,
+    *,
+    learns: bool = False,
+    **where: Any,
+) -> Row:
+    """Both drafters over requests of a prompt, a prediction and an output, their counts added up.
+    `learns`: an engine has learnt from the requests before."""
     row: Row = dict(where)
     for name, config in CONFIGS.items():
-        counts = (decode(Engine(config), [], *pair) for pair in pairs)
-        row[name] = summary(sum(counts, DraftStats()), outputs=len(pairs))
+        engine, total = Engine(config), DraftStats()
+        for request in requests:
+            total += decode(engine if learns else Engine(config), *request)
+        row[name] = summary(total, outputs=len(requests))
     return row
 
 
@@ -97,25 +105,15 @@ def shuffled(text: Sequence[int], size: int, rng: random.Random) -> list[int]:
 def experiments(texts: Sequence[Sequence[int]]) -> Row:
     """The experiments on generated predictions."""
     rng = random.Random(0)
+
+    def of_texts(change: Callable[..., list[int]], number: int) -> list[Any]:
+        return [([], text, change(text, number, rng)) for text in texts for _ in range(4)]
+
+    edits = {number: of_texts(edited, round(number * LENGTH / 1000)) for number in EDITS}
+    blocks = {size: of_texts(shuffled, size) for size in BLOCKS}
     return {
-        "edits": [
-            compare(
-                (
-                    (text, edited(text, round(number * LENGTH / 1000), rng))
-                    for text in texts
-                    for _ in range(4)
-                ),
-                edits_per_thousand=number,
-            )
-            for number in EDITS
-        ],
-        "blocks": [
-            compare(
-                ((text, shuffled(text, size, rng)) for text in texts for _ in range(4)),
-                tokens=size,
-            )
-            for size in BLOCKS
-        ],
+        "edits": [compare(each, edits_per_thousand=number) for number, each in edits.items()],
+        "blocks": [compare(each, tokens=size) for size, each in blocks.items()],
     }
 
 
@@ -124,17 +122,12 @@ def families(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for name, records in harness.recorded_families(folder, references=True).items():
         referring = [
-            (each, each.reference_ids) for each in records if each.reference_ids is not None
+            (each.prompt_ids, each.reference_ids, each.output_ids.tolist())
+            for each in records
+            if each.reference_ids is not None
         ]
-        if not referring:
-            continue
-        row: Row = {"family": name, "requests": len(referring)}
-        for drafter, config in CONFIGS.items():
-            engine, total = Engine(config), DraftStats()
-            for record, expected in referring:
-                total += decode(engine, record.prompt_ids, expected, record.output_ids.tolist())
-            row[drafter] = summary(total, outputs=len(referring))
-        rows.append(row)
+        if referring:
+            rows.append(compare(referring, learns=True, family=name, requests=len(referring)))
     return rows
 
 
