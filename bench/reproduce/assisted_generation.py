@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiment import PLAIN, Experiment, Mode, Prompt, options_of, recorded, short
+from experiment import PLAIN, Experiment, Mode, Prompt, options_of, short
 
 from fastdraft.demo import demo_requests
 from fastdraft.drafters import AssistantModel
@@ -27,11 +27,11 @@ from harness import show
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 FAMILIES = {
-    "summarization": "summary",
-    "translation": "translation",
-    "rag_qa": "document",
-    "codegen": "code",
-    "chat_arena": "chat",
+    "summary": ("summarization",),
+    "translation": ("translation",),
+    "document": ("rag_qa",),
+    "code": ("codegen",),
+    "chat": ("chat_arena",),
 }
 
 ANNOUNCED = """\
@@ -63,19 +63,6 @@ def modes(draft: Any) -> list[Mode]:
     ]
 
 
-def prompts(experiment: Experiment) -> dict[str, list[Prompt]]:
-    """Some of each task."""
-    options = experiment.options
-    if options.data is not None:
-        tasks = recorded(options.data, FAMILIES)
-    else:
-        tasks = {
-            each.name: [Prompt(each.name, each.prompt, answer_start=each.answer_start)]
-            for each in demo_requests()
-        }
-    return {task: experiment.chosen(each) for task, each in tasks.items()}
-
-
 def main() -> None:
     parser = options_of(__doc__, new_tokens=48, repeats=2)
     parser.add_argument("plot_of", choices=["greedy", "temperature"], help="which plot")
@@ -84,7 +71,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     experiment = Experiment(options)
-    tasks = prompts(experiment)
+    own = {
+        each.name: [Prompt(each.prompt, answer_start=each.answer_start)] for each in demo_requests()
+    }
+    tasks = experiment.prompts(own, FAMILIES)
     if options.plot_of == "greedy":
         kinds = {task: (each, 0.0) for task, each in tasks.items()}
     else:

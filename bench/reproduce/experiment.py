@@ -45,13 +45,11 @@ class Prompt(NamedTuple):
     """What a user says, at the end of a conversation or at its beginning.
 
     Attributes:
-        task: The kind of request.
         text: The user's last words.
         before: The conversation before them, what user and model said in turn.
         answer_start: How the answer begins; given to the model, not generated.
     """
 
-    task: str
     text: str
     before: tuple[str, ...] = ()
     answer_start: str = ""
@@ -258,6 +256,24 @@ class Experiment:
                 break
         return found
 
+    def prompts(
+        self,
+        own: Mapping[str, Iterable[Prompt]],
+        families: Mapping[str, Sequence[str]],
+        ending: str = "",
+    ) -> dict[str, list[Prompt]]:
+        """The prompts of each task, as `chosen`: its `own` or, with --data, those of its recorded
+        families. `ending` is put after each."""
+        if (folder := self.options.data) is not None:
+            own = {
+                task: [each for name in names for each in recorded(folder, name)]
+                for task, names in families.items()
+            }
+        return {
+            task: self.chosen(each._replace(text=each.text + ending) for each in prompts)
+            for task, prompts in own.items()
+        }
+
     def measure(
         self,
         modes: Sequence[Mode],
@@ -387,29 +403,20 @@ class Experiment:
         harness.finish(options, {**about, **results})
 
 
-def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser with the options that all reproductions have.
-
-    Args:
-        description: The module's documentation; its first line is shown.
-        defaults: Of `samples`, `new_tokens`, `repeats` and `prompt_tokens`.
-    """
-    usual = {"samples": 2, "new_tokens": 32, "repeats": 3, "prompt_tokens": 1024, **defaults}
-    helps = {
-        "samples": "answers of each kind",
-        "new_tokens": "of an answer, at most",
-        "repeats": "of every answer in every mode",
-        "prompt_tokens": "of a prompt, at most",
-    }
+def options_of(
+    description: str | None, *, samples: int = 2, new_tokens: int = 32, repeats: int = 3
+) -> argparse.ArgumentParser:
+    """A parser with the options that all reproductions have, with these defaults."""
     parser = harness.parser(description)
     add = parser.add_argument
     add("--target", metavar="MODEL", help="by path or name; the demo model by default")
     add("--device", help="such as cuda:0; a GPU where there is one")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     add("--data", type=Path, metavar="FOLDER", help="recorded requests in place of the built-in")
-    for name, number in usual.items():
-        option = f"--{name.replace('_', '-')}"
-        add(option, type=_positive, default=number, help=helps[name])
+    add("--samples", type=_positive, default=samples, help="answers of each kind")
+    add("--new-tokens", type=_positive, default=new_tokens, help="of an answer, at most")
+    add("--repeats", type=_positive, default=repeats, help="of every answer in every mode")
+    add("--prompt-tokens", type=_positive, default=1024, help="of a prompt, at most")
     return parser
 
 
@@ -434,15 +441,12 @@ def records(folder: Path, family: str) -> Iterator[Row]:
     return (line.value for line in parse_lines(file))
 
 
-def recorded(folder: Path, families: dict[str, str]) -> dict[str, list[Prompt]]:
-    """The recorded first questions of some families, by the task that each stands for, shuffled."""
-    found: dict[str, list[Prompt]] = {}
-    for family, task in families.items():
-        texts = (turns(record["prompt"]) for record in records(folder, family))
-        prompts = [Prompt(task, said[0]) for said in texts if len(said) == 1]
-        random.Random(0).shuffle(prompts)
-        found.setdefault(task, []).extend(prompts)
-    return found
+def recorded(folder: Path, family: str) -> list[Prompt]:
+    """The recorded first questions of a family, shuffled."""
+    every = (turns(record["prompt"]) for record in records(folder, family))
+    prompts = [Prompt(said[0]) for said in every if len(said) == 1]
+    random.Random(0).shuffle(prompts)
+    return prompts
 
 
 _MARKS = re.compile(r"<\|(?:user|assistant)\|>\n|(?:\s|</s>)(?:USER|ASSISTANT): ?")
@@ -471,9 +475,13 @@ def _load(name: str | None, device: str | None, dtype: str) -> Target:
         raise SystemExit(str(error)) from error
 
 
-def first_layers(model: Any, layers: int) -> Any:
-    """The first layers of a model, with its embedding, last norm and head; weights are shared."""
+def _cut(model: Any, name: str) -> Any:
+    """The draft model that `cut:N` names: the target's first layers, with its embedding, last norm
+    and head; weights are shared."""
     count = model.config.get_text_config().num_hidden_layers
+    number = name.removeprefix("cut:")
+    if not number.isdecimal() or not 1 <= (layers := int(number)) <= count:
+        raise SystemExit(f"cut:N takes from 1 to {count} layers of the target, got {name!r}")
     # A deep copy takes what it is told of as copied already.
     small = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
     for module in small.base_model.modules():
@@ -485,12 +493,3 @@ def first_layers(model: Any, layers: int) -> Any:
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
     return small
-
-
-def _cut(model: Any, name: str) -> Any:
-    """The draft model that `cut:N` names: the target's first layers."""
-    count = model.config.get_text_config().num_hidden_layers
-    number = name.removeprefix("cut:")
-    if not number.isdecimal() or not 1 <= int(number) <= count:
-        raise SystemExit(f"cut:N takes from 1 to {count} layers of the target, got {name!r}")
-    return first_layers(model, int(number))

@@ -12,13 +12,12 @@ and 6.7 %. Beside its drafter stands the default one.
 
 from __future__ import annotations
 
-from experiment import PLAIN, Experiment, Mode, Prompt, options_of, recorded
+from experiment import PLAIN, Experiment, Mode, options_of
 from prompts import ONE_SENTENCE, PROMPTS
 
 from fastdraft import DraftConfig
 from harness import Row, show
 
-TASKS = ("web", "summary", "grammar", "plain")
 PAPER: dict[str, dict[str, dict[str, float]]] = {
     "free": {
         "Llama-2-7b": {"web": 94.53, "summary": 94.04, "grammar": 98.12, "plain": 107.49},
@@ -36,11 +35,10 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
 }
 
 FAMILIES = {
-    "rag_qa_web": "web",
-    "summarization": "summary",
-    "gec": "grammar",
-    "mtbench": "plain",
-    "qa_closedbook": "plain",
+    "web": ("rag_qa_web",),
+    "summary": ("summarization",),
+    "grammar": ("gec",),
+    "plain": ("mtbench", "qa_closedbook"),
 }
 
 DIFFERENCES = """\
@@ -52,25 +50,13 @@ own prompts or, with --data, recorded ones of the same kinds (the grammar's are 
 draft that is accepted whole brings a further token, in the paper it does not."""
 
 
-def prompts(experiment: Experiment, task: str, *, limited: bool) -> list[Prompt]:
-    options = experiment.options
-    if options.data is not None:
-        families = {family: kind for family, kind in FAMILIES.items() if kind == task}
-        every = recorded(options.data, families)[task]
-    else:
-        every = [Prompt(task, each.text) for each in PROMPTS if each.task == task]
-    if limited:
-        every = [Prompt(task, each.text + ONE_SENTENCE) for each in every]
-    return experiment.chosen(every)
-
-
 def main() -> None:
     parser = options_of(__doc__, new_tokens=48)
     parser.add_argument("--table", type=int, required=True, choices=(1, 2))
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     options = parser.parse_args()
     paper = PAPER["free" if options.table == 1 else "limited"]
-    tasks = [task for task in TASKS if any(task in cells for cells in paper.values())]
+    tasks = [task for task in PROMPTS if any(task in cells for cells in paper.values())]
 
     experiment = Experiment(options)
     modes = [
@@ -78,10 +64,12 @@ def main() -> None:
         Mode("n-gram drafts", DraftConfig.ngram()),
         Mode("default drafts", DraftConfig()),
     ]
-    kinds = {
-        task: (prompts(experiment, task, limited=options.table == 2), options.temperature)
-        for task in tasks
-    }
+    prompts = experiment.prompts(
+        {task: PROMPTS[task] for task in tasks},
+        {task: FAMILIES[task] for task in tasks},
+        ending=ONE_SENTENCE if options.table == 2 else "",
+    )
+    kinds = {task: (prompts[task], options.temperature) for task in tasks}
     measured = experiment.compare(modes, kinds)
     rows: list[Row] = [{"model": f"paper: {name}", **cells} for name, cells in paper.items()]
     for name in (mode.name for mode in modes[1:]):

@@ -16,16 +16,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from experiment import (
-    PLAIN,
-    Experiment,
-    Mode,
-    Prompt,
-    options_of,
-    recorded,
-    records,
-    turns,
-)
+from experiment import PLAIN, Experiment, Mode, Prompt, options_of, records, turns
 from prompts import PROMPTS
 
 from fastdraft import DraftConfig
@@ -48,25 +39,33 @@ machine printed below, the benchmark's own prompts or, with --data, recorded one
 CNN/DailyMail articles and SummEdits' documents, ClapNQ's and other questions with their passages in
 place of HAGRID, MT-bench's questions. The prompt's forward is left out of all times."""
 
+# The benchmark's own, and the recorded family in place of them.
+QUESTIONS = {
+    "summaries": (PROMPTS["summary"], "summarization"),
+    "context-qa": (
+        [
+            *PROMPTS["web"],
+            *(Prompt(each.prompt) for each in demo_requests() if each.name == "document"),
+        ],
+        "rag_qa",
+    ),
+}
+
 _CHATS = [
     (
-        "writing",
         "Write a short letter to a hotel in which you ask for a quiet room for three nights.",
         "Now write the letter again, and also ask when breakfast is served.",
     ),
     (
-        "coding",
         "Write a Python function that gives the mean of a list of numbers.",
         "Add a check that the list is not empty, and give me the whole function again.",
     ),
     (
-        "extraction",
         "List the names and the years in this text: Ada Brandt founded the mill in 1884, her son "
         "Karl sold it in 1921, and Irma Vogel turned it into a museum in 1996.",
         "Now put the same facts into a table, sorted by year.",
     ),
     (
-        "roleplay",
         "You are the captain of an old ferry. Tell me about your strangest passenger.",
         "And what did the passenger say when the ferry arrived?",
     ),
@@ -84,30 +83,15 @@ def modes() -> list[Mode]:
     ]
 
 
-def questions(experiment: Experiment, kind: str) -> list[Prompt]:
-    """Articles to summarise, or passages with a question."""
-    options = experiment.options
-    if options.data is not None:
-        family = "summarization" if kind == "summaries" else "rag_qa"
-        every = recorded(options.data, {family: kind})[kind]
-    elif kind == "summaries":
-        every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "summary"]
-    else:
-        every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "web"]
-        every += [Prompt(kind, each.prompt) for each in demo_requests() if each.name == "document"]
-    return experiment.chosen(every)
-
-
-def conversations(folder: Path | None) -> list[tuple[str, str, str]]:
-    """Category and both questions of each, shuffled where they are recorded."""
+def conversations(folder: Path | None) -> list[tuple[str, str]]:
+    """Both questions of each, shuffled where they are recorded."""
     if folder is None:
         return _CHATS
-    found: dict[tuple[str, str, str], None] = {}
+    found: dict[tuple[str, str], None] = {}
     for record in records(folder, "mtbench"):
         said = turns(record["prompt"])
         if len(said) == 3:
-            category = str(record["task"]).rpartition("/")[2]
-            found[category, said[0], said[2]] = None
+            found[said[0], said[2]] = None
     every = list(found)  # several models answered the same questions
     random.Random(0).shuffle(every)
     return every
@@ -117,12 +101,12 @@ def chats(experiment: Experiment) -> tuple[list[Prompt], list[Prompt]]:
     """The prompts of turn 0 and those of turn 1."""
     first: list[Prompt] = []
     second: list[Prompt] = []
-    for category, question, next_question in conversations(experiment.options.data):
-        opening = Prompt(category, question)
+    for question, next_question in conversations(experiment.options.data):
+        opening = Prompt(question)
         if len(first) < experiment.options.samples and experiment.chosen([opening]):
             answer = experiment.answer(opening)
             first.append(opening)
-            second.append(Prompt(category, next_question, before=(question, answer)))
+            second.append(Prompt(next_question, before=(question, answer)))
     return first, second
 
 
@@ -135,7 +119,8 @@ def main() -> None:
     if options.kind == "chat":
         asked = dict(zip(("turn 0", "turn 1"), chats(experiment), strict=True))
     else:
-        asked = {options.kind: questions(experiment, options.kind)}
+        own, family = QUESTIONS[options.kind]
+        asked = experiment.prompts({options.kind: own}, {options.kind: [family]})
 
     rows = experiment.compare(ways, {name: (each, 0.0) for name, each in asked.items()})
     names = [mode.name for mode in ways]

@@ -38,13 +38,17 @@ ship that is made from blue glass and weighs more than a hundred kilo. In the ev
 very tired but nobody want to go home."""
 
 
-PROMPTS = [
-    Prompt("web", f"Search result:\n{_ISLAND}\n\nHow can one get to Brenna Island and around it?"),
-    Prompt("web", f"Search result:\n{_BRIDGE}\n\nWhy may no lorry use the bridge in Aldermoor?"),
-    Prompt("summary", f"{_ISLAND}\n\nSummarize this article."),
-    Prompt("summary", f"{_BRIDGE}\n\nSummarize this article."),
-    Prompt("grammar", f"Correct the grammar of this text.\n\n{_LETTER}"),
-    Prompt("grammar", f"Correct the grammar of this text.\n\n{_TRIP}"),
-    Prompt("plain", "Explain why the sky is blue and sunsets are red."),
-    Prompt("plain", "Act as a travel guide. I like mountains, trains and good bread."),
-]
+PROMPTS = {
+    "web": [
+        Prompt(f"Search result:\n{_ISLAND}\n\nHow can one get to Brenna Island and around it?"),
+        Prompt(f"Search result:\n{_BRIDGE}\n\nWhy may no lorry use the bridge in Aldermoor?"),
+    ],
+    "summary": [Prompt(f"{text}\n\nSummarize this article.") for text in (_ISLAND, _BRIDGE)],
+    "grammar": [
+        Prompt(f"Correct the grammar of this text.\n\n{text}") for text in (_LETTER, _TRIP)
+    ],
+    "plain": [
+        Prompt("Explain why the sky is blue and sunsets are red."),
+        Prompt("Act as a travel guide. I like mountains, trains and good bread."),
+    ],
+}

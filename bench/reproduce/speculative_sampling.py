@@ -30,17 +30,7 @@ from itertools import cycle, islice
 from statistics import median
 from typing import NamedTuple
 
-from experiment import (
-    PLAIN,
-    Experiment,
-    Measured,
-    Mode,
-    Prompt,
-    constant,
-    options_of,
-    recorded,
-    short,
-)
+from experiment import PLAIN, Experiment, Measured, Mode, constant, options_of, short
 from prompts import PROMPTS
 
 from fastdraft.drafters import AssistantModel, Staged
@@ -146,24 +136,17 @@ ADAPTIVE = {
 }
 
 
-def prompts(experiment: Experiment) -> list[Prompt]:
-    """Summaries to write; the same again with other seeds where there are fewer than samples."""
-    options = experiment.options
-    if options.data is not None:
-        every = recorded(options.data, {"summarization": "summary"})["summary"]
-    else:
-        every = [Prompt("summary", each.text) for each in PROMPTS if each.task == "summary"]
-    return list(islice(cycle(experiment.chosen(every)), options.samples))
-
-
 def measure(
     experiment: Experiment, table: Table, names: Sequence[str], modes: Sequence[Mode]
 ) -> dict[str, Measured]:
     """The modes, beside the target and each draft model by itself, whose times are printed."""
     alone = [Mode(f"{name} alone", model=experiment.draft(name)) for name in names]
+    own = {"summary": PROMPTS["summary"]}
+    prompts = experiment.prompts(own, {"summary": ["summarization"]})["summary"]
     found = experiment.measure(
         [Mode(PLAIN), *alone, *modes],
-        prompts(experiment),
+        # The same again with other seeds where there are fewer than samples.
+        [*islice(cycle(prompts), experiment.options.samples)],
         temperature=experiment.options.temperature,
         title=f"Table {experiment.options.table}",
     )
