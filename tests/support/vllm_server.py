@@ -115,6 +115,8 @@ def serving(
         **variables,
         "VLLM_LOGGING_LEVEL": "DEBUG" if log_texts else "INFO",
         "VLLM_NO_USAGE_STATS": "1",
+        # The engine and its worker are one process, as on one GPU; only on a CPU they are two.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     if frontend is not None:
         environment["VLLM_USE_RUST_FRONTEND"] = "1"
