@@ -638,11 +638,13 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   module.attr("FEATURES") = features;
   module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
   using Ranges = py::typing::List<py::typing::Tuple<float, float>>;
-  Ranges offers;
-  for (std::size_t i = 0; i < OfferModel::kSaved; ++i) {
-    offers.append(py::make_tuple(OfferModel::least(i), OfferModel::most(i)));
-  }
-  module.attr("OFFER_RANGES") = offers;
+  const auto ranges = [](std::size_t size, SavedRange (*range)(std::size_t)) {
+    Ranges all;
+    for (std::size_t i = 0; i < size; ++i) all.append(py::cast(range(i)));
+    return all;
+  };
+  module.attr("OFFER_RANGES") = ranges(OfferModel::kSaved, OfferModel::range);
+  module.attr("STEP_RANGES") = ranges(StepPromises::kSaved, StepPromises::range);
   Ranges confidences;
   for (int i = 1; i < OfferModel::kConfidences; ++i) {
     const auto edge = static_cast<std::size_t>(i - 1);
@@ -651,11 +653,6 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
                                       OfferModel::first_chance(i)));
   }
   module.attr("CONFIDENCE_CLASSES") = confidences;
-  Ranges steps;
-  for (std::size_t i = 0; i < StepPromises::kSaved; ++i) {
-    steps.append(py::make_tuple(0.0f, StepPromises::most(i)));
-  }
-  module.attr("STEP_RANGES") = steps;
   FastMethod<PythonEngine, FastPropose>::install(engine, "propose");
   FastMethod<PythonEngine, FastObserve>::install(engine, "observe");
   def_described(engine, "__repr__", "engine",

@@ -16,7 +16,7 @@ constexpr auto& kEdges = OfferModel::kConfidenceEdges;
 // How sure a drafter that gives no confidence is taken to be before anything is learned.
 constexpr float kUnsaid = 0.6f;
 
-constexpr float kMemory = 200.0f;  // steps of a class
+constexpr int kMemory = 200;  // steps of a class
 
 // Of a kind that is not known yet: four tokens of which each is accepted with a chance of 0.7.
 constexpr float kFirstAccepted = 1.8f;
@@ -103,14 +103,10 @@ void OfferModel::learn(const Evidence& evidence, float before, bool accepted) no
   }
 }
 
-float OfferModel::least(std::size_t i) noexcept {
-  return i < kWeights ? -static_cast<float>(AcceptanceModel::kMostWeight) : 0.0f;
-}
-
-float OfferModel::most(std::size_t i) noexcept {
-  constexpr float kMostLessons = 1 << 24;  // where a float stops counting
-  if (i < kWeights) return static_cast<float>(AcceptanceModel::kMostWeight);
-  return i < 2 * kWeights ? kMostLessons : StepPromises::most(i - 2 * kWeights);
+SavedRange OfferModel::range(std::size_t i) noexcept {
+  constexpr int kMostLessons = 1 << 24;  // where a float stops counting
+  if (i < kWeights) return {-AcceptanceModel::kMostWeight, AcceptanceModel::kMostWeight};
+  return i < 2 * kWeights ? SavedRange{0, kMostLessons} : StepPromises::range(i - 2 * kWeights);
 }
 
 void OfferModel::write(float* values) const noexcept {
@@ -127,10 +123,9 @@ void OfferModel::read(const float* values) noexcept {
   steps_.read(values);
 }
 
-float StepPromises::most(std::size_t i) noexcept {
-  constexpr std::array<float, 4> kMost = {kMemory, 2.0f * kMostOffered, 2.0f * kMostOffered,
-                                          kLongestTime};
-  return kMost[i % kMost.size()];
+SavedRange StepPromises::range(std::size_t i) noexcept {
+  constexpr std::array<int, 4> kMost = {kMemory, 2 * kMostOffered, 2 * kMostOffered, kLongestTime};
+  return {0, kMost[i % kMost.size()]};
 }
 
 void StepPromises::write(float* values) const noexcept {
@@ -178,7 +173,7 @@ StepPromises::Promise StepPromises::promise(float own, float first,
 void StepPromises::learn(float own, float first, const Promise& came, StepRecord& record) noexcept {
   const Promise expected = promise(own, first, {});
   Mean& mean = means_[class_of(own)];
-  const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, kMemory);
+  const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, float{kMemory});
   mean.count.store(count, std::memory_order_relaxed);
   const auto move = [&](std::atomic<float>& value, float to) {
     const float known = value.load(std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "draft/first_places.h"
 
@@ -26,6 +27,9 @@ struct StepRecord {
   float spent = 2.0f;
 };
 
+// The least and the most that a saved number may be.
+using SavedRange = std::pair<int, int>;
+
 // The tokens that a step has accepted on average, by the tokens that the engine's own draft
 // promises in it: learned, since what is promised for these requests may be too much or too little.
 //
@@ -38,15 +42,15 @@ class StepPromises {
     float spent;  // the time of the offers, as a part of what it was said to be
   };
 
-  // What was learned, as numbers: each from 0 to most(i).
+  // What was learned, as numbers, each within its range.
   static constexpr std::size_t kClasses = 10;
   static constexpr std::size_t kSaved = 4 * kClasses;
-  static float most(std::size_t i) noexcept;
+  static SavedRange range(std::size_t i) noexcept;
   void write(float* values) const noexcept;
   void read(const float* values) noexcept;
 
   // The most times that a step's offers count to have taken of what they were said to take.
-  static constexpr float kLongestTime = 16.0f;
+  static constexpr int kLongestTime = 16;
 
   // Before anything is learned a step has at least `least` tokens accepted, and verifies `unsure`
   // more.
@@ -140,9 +144,8 @@ class OfferModel {
   // Learns whether the target emitted the token.
   void learn(const Evidence& evidence, float before, bool accepted) noexcept;
 
-  // What was learned, as numbers: each from least(i) to most(i).
-  static float least(std::size_t i) noexcept;
-  static float most(std::size_t i) noexcept;
+  // What was learned, as numbers, each within its range.
+  static SavedRange range(std::size_t i) noexcept;
   void write(float* values) const noexcept;
   void read(const float* values) noexcept;
 

@@ -731,32 +731,27 @@ void Engine::set_calibration(const Calibration& learned) {
     throw InvalidValueError("only the default drafter takes a calibration");
   }
   const auto check = [](const char* what, const std::vector<float>& values, std::size_t size,
-                        const auto& least, const auto& most) {
+                        SavedRange (*range)(std::size_t)) {
     if (values.size() != size) {
       throw InvalidValueError("there must be " + std::to_string(size) + " " + what + ", got " +
                               std::to_string(values.size()));
     }
     for (std::size_t i = 0; i < size; ++i) {
-      const float value = values[i];
-      if (value >= static_cast<float>(least(i)) && value <= static_cast<float>(most(i))) continue;
-      throw InvalidValueError(std::string(what) + " must be from " + std::to_string(least(i)) +
-                              " to " + std::to_string(most(i)) + ", got " + std::to_string(value) +
+      const auto [least, most] = range(i);
+      if (values[i] >= static_cast<float>(least) && values[i] <= static_cast<float>(most)) continue;
+      throw InvalidValueError(std::string(what) + " must be from " + std::to_string(least) +
+                              " to " + std::to_string(most) + ", got " + std::to_string(values[i]) +
                               " at index " + std::to_string(i));
     }
   };
-  constexpr int kMost = AcceptanceModel::kMostWeight;
-  check(
-      "weights", learned.weights, AcceptanceModel::kWeights, [](std::size_t) { return -kMost; },
-      [](std::size_t) { return kMost; });
+  constexpr SavedRange kWeight{-AcceptanceModel::kMostWeight, AcceptanceModel::kMostWeight};
+  check("weights", learned.weights, AcceptanceModel::kWeights, [](std::size_t) { return kWeight; });
   for (const OfferCalibration& each : learned.offers) {
-    check("numbers of offers", each.values, OfferModel::kSaved, &OfferModel::least,
-          &OfferModel::most);
+    check("numbers of offers", each.values, OfferModel::kSaved, OfferModel::range);
   }
   const bool knows_steps = !learned.plain_steps.empty();
   if (knows_steps) {
-    check(
-        "numbers of steps", learned.plain_steps, StepPromises::kSaved,
-        [](std::size_t) { return 0.0f; }, &StepPromises::most);
+    check("numbers of steps", learned.plain_steps, StepPromises::kSaved, StepPromises::range);
   }
   acceptance_->set_weights(learned.weights.data());
   for (const OfferCalibration& each : learned.offers) {
