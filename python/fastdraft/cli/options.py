@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "ray_option",
     "read_text",
     "write_text",
+    "writing",
 ]
 
 NUMBER = click.IntRange(min=1)
@@ -95,12 +97,19 @@ def read_text(path: Path) -> str:
         raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file; a `click` error where it cannot be written."""
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """While a file is written: a `click` error where it cannot be."""
     try:
-        path.write_text(text, "utf-8")
+        yield
     except OSError as error:
         raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file."""
+    with writing(path):
+        path.write_text(text, "utf-8")
 
 
 def command_line() -> str:

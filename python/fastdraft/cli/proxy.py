@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from fastdraft.cli.options import NEW_FILE
+from fastdraft.cli.options import NEW_FILE, writing
 from fastdraft.replay import RecordWriter
 from fastdraft.replay.importers import Importer
 from fastdraft.replay.records import JsonLine
@@ -99,10 +99,8 @@ def proxy(
 
 def _recording(file: Path, model: str | None) -> Callable[[bytes, bytes], None]:
     """What writes a request and its answer to a file: as they are, or as hashed token ids."""
-    try:
+    with writing(file):
         writer = RecordWriter(file)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {file}: {error.strerror}") from error
     if model is None:
         return lambda request, answer: writer.append_exchange(request.decode(), answer.decode())
     texts = TextTokenizer(model)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, model_options
+from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, model_options, writing
 from fastdraft.demo import Target, load_target
 from fastdraft.replay import RecordError, RecordWriter
 from fastdraft.replay.display import progress
@@ -37,15 +36,6 @@ def record(out: Path, prompts: Path, max_new_tokens: int, **model_and_place: Any
     click.echo(f"{len(lines)} requests written to {out}", err=True)
 
 
-@contextmanager
-def _writer(out: Path) -> Iterator[RecordWriter]:
-    try:
-        with RecordWriter(out) as writer:
-            yield writer
-    except OSError as error:
-        raise click.ClickException(f"cannot write {out}: {error.strerror}") from error
-
-
 def _prompts(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of prompts, checked before the model loads."""
     lines = []
@@ -64,7 +54,7 @@ def _generate(
     """Answers each prompt and appends it immediately, so that an interrupt keeps what is done."""
     from fastdraft import hf
 
-    with _writer(out) as writer, progress(len(prompts)) as advance:
+    with writing(out), RecordWriter(out) as writer, progress(len(prompts)) as advance:
         for number, line in enumerate(prompts, 1):
             advance(f"prompt {number} of {len(prompts)}", 0)
             inputs = target.encode(line["prompt"], max_new_tokens=max_new_tokens)
