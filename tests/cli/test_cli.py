@@ -19,8 +19,6 @@ from rich.console import Console
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     T5Config,
@@ -36,6 +34,7 @@ from fastdraft.demo.measure import Mode
 from fastdraft.replay.display import waiting
 from fastdraft.replay.measurement import describe_machine
 from fastdraft.versions import NEWEST, OLDEST
+from hf_models import tiny_model
 
 ROOM = 256
 """Positions of the tiny model."""
@@ -56,19 +55,10 @@ def save(directory: Path, model: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=ROOM,
-        bos_token_id=None,
-        eos_token_id=255,
+    model = tiny_model(
+        "llama", vocab_size=256, max_position_embeddings=ROOM, bos_token_id=None, eos_token_id=255
     )
-    return save(tmp_path_factory.mktemp("llama"), LlamaForCausalLM(config))
+    return save(tmp_path_factory.mktemp("llama"), model)
 
 
 @pytest.fixture

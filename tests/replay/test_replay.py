@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from byte_tokenizer import byte_tokenizer
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, datastore
@@ -40,6 +38,7 @@ from fastdraft.replay.peers import TransformersPromptLookup
 from fastdraft.replay.records import parse_lines, zstd_module
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_path
+from hf_models import tiny_model
 
 RUN_KEYS = {
     "at_once",
@@ -784,19 +783,8 @@ def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(
 
 
 def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=260,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=259,
-    )
     model = tmp_path / "model"
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(model)
+    tiny_model("llama", vocab_size=260, bos_token_id=None, eos_token_id=259).save_pretrained(model)
     for file in tokenizer.iterdir():
         (model / file.name).write_bytes(file.read_bytes())
     prompts = write(tmp_path / "prompts.jsonl", [{"id": "p", "prompt": "one"}, {"prompt": "two"}])
