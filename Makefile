@@ -49,6 +49,7 @@ export PIP_CONSTRAINT := $(abspath constraints/main.txt)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 # Most of what is installed is never imported. The first import of a module compiles it, and keeps that.
 PIP_INSTALL := pip install -qq --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 CORE_FILES := CMakeLists.txt $(shell find csrc cmake -type f)
 PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
