@@ -173,23 +173,29 @@ def test_doctor_finds_hosts_that_cannot_load_fastdraft(
 
 
 @pytest.mark.parametrize(
-    ("entry", "plugins", "said"),
+    ("host", "entry", "plugins", "said"),
     [
-        (True, None, "among its plugins (sglang.srt.plugins), and finds os:getcwd"),
-        (False, "one, fastdraft", "loads fastdraft"),
-        (False, "one,other", "since SGLANG_PLUGINS=one,other does not name it"),
+        ("sglang", True, None, "among its plugins (sglang.srt.plugins), and finds os:getcwd"),
+        ("sglang", False, "one, fastdraft", "loads fastdraft"),
+        ("sglang", False, "one,other", "since SGLANG_PLUGINS=one,other does not name it"),
+        ("vllm", False, "other", "since VLLM_PLUGINS=other does not name it"),
     ],
 )
 def test_doctor_finds_hosts_that_load_other_plugins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: bool, plugins: str | None, said: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    entry: bool,
+    plugins: str | None,
+    said: str,
 ) -> None:
-    fake_host(tmp_path, "sglang", "sglang", entry=entry)
+    fake_host(tmp_path, host, host, entry=entry)
     monkeypatch.syspath_prepend(tmp_path)
     if plugins is not None:
-        monkeypatch.setenv("SGLANG_PLUGINS", plugins)
+        monkeypatch.setenv(f"{host.upper()}_PLUGINS", plugins)
     result = fastdraft("doctor")
     assert result.exit_code == (0 if said == "loads fastdraft" else 1)
-    assert "9.9 (sglang), " in result.stdout and said in result.stdout
+    assert f"9.9 ({host}), " in result.stdout and said in result.stdout
 
 
 def test_waiting_is_shown_on_a_terminal_and_vanishes(

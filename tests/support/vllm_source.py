@@ -56,9 +56,9 @@ def parameters(function: ast.AST) -> list[str]:
 
 def says(tree: ast.AST, text: str) -> bool:
     """Whether a node of the tree reads so."""
-    wanted = ast.unparse(ast.parse(text).body[0])
+    [wanted] = ast.parse(text).body
+    node_type = type(wanted.value if isinstance(wanted, ast.Expr) else wanted)
+    written = ast.unparse(wanted)
     return any(
-        ast.unparse(node) == wanted
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.expr, ast.stmt))
+        isinstance(node, node_type) and ast.unparse(node) == written for node in ast.walk(tree)
     )
