@@ -13,7 +13,6 @@ say which draft tokens came from its prediction.
 from __future__ import annotations
 
 import atexit
-import mmap
 import os
 import re
 import secrets
@@ -36,8 +35,14 @@ TICKET = "prediction_ticket"
 
 # Rows are used in turn, so a finished request's counts stay until this many others have come.
 _ROWS = 1 << 14
-_TOTALS_BYTES = 4096
-_BYTES = _TOTALS_BYTES + 2 * 8 * _ROWS
+_PAGE = np.dtype(
+    [
+        ("totals", np.float64, len(FIELDS)),
+        ("tickets", np.uint64, _ROWS),
+        # Accepted tokens in the upper half, rejected ones in the lower: both change at once.
+        ("counts", np.uint64, _ROWS),
+    ]
+)
 _PREFIX = "fastdraft-ledger-"
 _SUFFIX = ".ledger"
 _PLACES = {field: place for place, field in enumerate(FIELDS)}
@@ -76,16 +81,11 @@ class _Page:
     def __init__(self, path: Path, *, create: bool) -> None:
         if create:
             # Written in full: if the disk were full, touching a page later would end the process.
-            path.write_bytes(bytes(_BYTES))
-        access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
-        with path.open("r+b" if create else "rb") as file:
-            mapped = mmap.mmap(file.fileno(), _BYTES, access=access)
-        self.totals: NDArray[np.float64] = np.frombuffer(mapped, np.float64, len(FIELDS))
-        self.tickets: NDArray[np.uint64] = np.frombuffer(mapped, np.uint64, _ROWS, _TOTALS_BYTES)
-        # Accepted tokens in the upper half, rejected ones in the lower: both change at once.
-        self.counts: NDArray[np.uint64] = np.frombuffer(
-            mapped, np.uint64, _ROWS, _TOTALS_BYTES + 8 * _ROWS
-        )
+            path.write_bytes(bytes(_PAGE.itemsize))
+        mapped = np.asarray(np.memmap(path, _PAGE, "r+" if create else "r", shape=()))
+        self.totals: NDArray[np.float64] = mapped["totals"]
+        self.tickets: NDArray[np.uint64] = mapped["tickets"]
+        self.counts: NDArray[np.uint64] = mapped["counts"]
 
 
 class Ledger:
