@@ -103,13 +103,14 @@ class Importer:
         if response.get("error") is not None:
             self._failed += 1
             return []
+        exchange = {**exchange, "request": request, "response": response}
         is_responses = isinstance(response.get("output"), list)
         if "choices" not in response and (is_responses or response.get("type") == "message"):
-            request, response = _as_chat(request, response)
+            exchange |= _as_chat(request, response)
+            request, response = exchange["request"], exchange["response"]
         choices = response.get("choices")
         if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
             raise RecordError(f"response.choices must be a list of objects, got {short(choices)}")
-        exchange = {**exchange, "request": request, "response": response}
         name = response.get("id") or exchange.get("id")
         common = {"model": response.get("model"), "reference": _prediction(request)}
         records = [
@@ -262,7 +263,7 @@ def _event_stream(text: str) -> Json:
     return body
 
 
-def _as_chat(request: Json, response: Json) -> tuple[Json, Json]:
+def _as_chat(request: Json, response: Json) -> Json:
     """An exchange of /v1/responses or of Anthropic's messages as one of /v1/chat/completions."""
     if "output" in response:
         system, asked, said = request.get("instructions"), request["input"], response["output"]
@@ -273,12 +274,10 @@ def _as_chat(request: Json, response: Json) -> tuple[Json, Json]:
     return _chat([*before, *_messages(asked)], _one(_messages(said)), request, response)
 
 
-def _chat(
-    messages: Sequence[Json], answer: Json, request: Json, response: Json
-) -> tuple[Json, Json]:
-    """The bodies of a chat with one answer; they keep what else those of its source hold."""
+def _chat(messages: Sequence[Json], answer: Json, request: Json, response: Json) -> Json:
+    """An exchange of a chat with one answer; it keeps what else the bodies of its source hold."""
     asked = {**request, "messages": list(messages), "tools": _tools(request.get("tools"))}
-    return asked, {**response, "choices": [{"message": answer}]}
+    return {"request": asked, "response": {**response, "choices": [{"message": answer}]}}
 
 
 def _messages(items: Any) -> Iterator[Json]:
@@ -416,8 +415,7 @@ def _conversation(messages: Sequence[Json], tools: Any = None) -> Iterator[Json]
     """One exchange for each answer of a conversation."""
     for at, message in enumerate(messages):
         if at > 0 and message["role"] == "assistant":
-            request, response = _chat(messages[:at], message, {"tools": tools}, {})
-            yield {"request": request, "response": response}
+            yield _chat(messages[:at], message, {"tools": tools}, {})
 
 
 def _share_gpt(line: Json) -> Iterator[Json]:
@@ -452,15 +450,13 @@ def _traced(line: Json) -> Iterator[Json]:
     request = asked if isinstance(asked, dict) else {"messages": asked}
     messages = list(_messages(request.get("messages") or request["prompt"]))
     if isinstance(said, dict) and "choices" in said:
-        asked, _ = _chat(messages, {}, request, {})
-        yield {"request": asked, "response": said}
+        yield {**_chat(messages, {}, request, {}), "response": said}
         return
     if isinstance(said, str):
         said = [{"content": said}]
     elif isinstance(said, dict):
         said = said.get("messages") or [said]
-    asked, said = _chat(messages, _one(_messages(said)), request, {})
-    yield {"request": asked, "response": said}
+    yield _chat(messages, _one(_messages(said)), request, {})
 
 
 def _spans(line: Json) -> Iterator[Json]:
@@ -490,9 +486,8 @@ def _span(span: Json) -> Iterator[Json]:
     answer = _one(_messages({"role": "assistant", **_from_parts(each)} for each in said))
     names = {"id": found.get("gen_ai.response.id"), "model": found.get("gen_ai.response.model")}
     tools = _json(found.get("gen_ai.tool.definitions"))
-    request, response = _chat(messages, answer, {"tools": tools}, names)
     session = found.get("gen_ai.conversation.id")
-    yield {"request": request, "response": response, "session": session}
+    yield {**_chat(messages, answer, {"tools": tools}, names), "session": session}
 
 
 def _attributes(attributes: Any) -> Json:
