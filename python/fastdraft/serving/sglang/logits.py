@@ -26,7 +26,7 @@ class Nodes:
     contexts: NDArray[np.int32]  # (nodes, 2), the last two tokens at each
     lines: NDArray[np.int64]  # the line of logits of each
     likeliest: Any = None  # int32 (lines, 2 * likeliest), token ids and the bits of probabilities
-    copied: Any = None  # an event of the device; None where the host has computed them
+    copied: Any = None  # the event of the device at which they are on the host
 
     def find_likeliest(self, logits: Any, width: int) -> bool:
         """Finds the likeliest tokens of logits (requests * width, vocabulary) on the device.
@@ -53,18 +53,16 @@ class Nodes:
         assert found is not None
         both = torch.cat([found.token_ids, found.probabilities.view(torch.int32)], dim=1)
         self.likeliest = both.to("cpu", non_blocking=True)
-        if both.device.type != "cpu":
-            self.copied = torch.get_device_module(both.device).Event()
-            self.copied.record()
+        self.copied = torch.get_device_module(both.device).Event()
+        self.copied.record()
         return True
 
     def learn(self, vocabulary: int | None) -> None:
         """Learns them for the requests that are still there; ids from `vocabulary` on are none."""
         if self.likeliest is None:
             return
-        if self.copied is not None:
-            # It is there: the host has waited for the tokens that it copied after it.
-            self.copied.synchronize()
+        # It is there: the host has waited for the tokens that it copied after it.
+        self.copied.synchronize()
         tables = [text.successors for text in self.texts if text.successors is not None]
         offsets, contexts, lines = self.offsets, self.contexts, self.lines
         if len(tables) < len(self.texts):
