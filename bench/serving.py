@@ -112,8 +112,7 @@ def serving(
     ]  # fmt: skip
     if speculative is not None:
         command += ["--speculative-config", json.dumps(speculative)]
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1"}
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
     if runner is not None:
         environment["VLLM_USE_V2_MODEL_RUNNER"] = runner
     log = folder / "server.log"
@@ -160,12 +159,14 @@ def drive(server: Server, *arguments: object) -> Row:
 
 
 def ensure_suffix() -> None:
-    """Makes Arctic's suffix decoding importable, or ends the program."""
-    failures = baselines.ensure()
-    # It put their folder first, where a part of vLLM stands too; vLLM itself has to come before.
-    sys.path.append(sys.path.pop(0))
+    """Makes Arctic's suffix decoding importable here and in servers, or ends the program."""
     if importlib.util.find_spec("arctic_inference") is None:
-        raise SystemExit(f"suffix decoding is not available: {failures}")
+        failures = baselines.ensure()
+        if importlib.util.find_spec("arctic_inference") is None:
+            raise SystemExit(f"suffix decoding is not available: {failures}")
+        # The part of vLLM beside it is a namespace: vLLM itself comes before, wherever it is.
+        paths = [str(baselines.PACKAGES), os.environ.get("PYTHONPATH")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> Row:
@@ -180,15 +181,10 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
     runs: dict[Place, dict[str, list[Row]]] = {
         place: {name: [] for name in names} for place in places
     }
+    if "suffix" in names:
+        ensure_suffix()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        if "suffix" in names:
-            ensure_suffix()
-            # By itself: a part of vLLM stands beside it.
-            spec = importlib.util.find_spec("arctic_inference")
-            assert spec is not None and spec.submodule_search_locations
-            package = next(iter(spec.submodule_search_locations))
-            (folder / "arctic_inference").symlink_to(package)
         sets = _Sets(families, options, folder)
         warm_up = sets.written("warm-up", sets.take("recorded", WARM_UP))
         chosen = {

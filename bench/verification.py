@@ -208,16 +208,10 @@ def plain(verb: str, operands: Operands) -> Call:
     return {"greedy": greedy, "rejection": rejection, "tree": tree}.get(verb, sampled)
 
 
-class NotComparableError(Exception):
-    """A peer has no such verb."""
-
-
 def vllm(verb: str, operands: Operands) -> Call:
     """vLLM's V1 rejection sampler, with the steps that go before it in its model runner."""
     sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
     filters = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler")
-    if verb == "tree":
-        raise NotComparableError
     batch, draft = operands.draft_ids.shape
     device = operands.logits.device
     bonus = torch.arange(1, batch + 1, device=device) * (draft + 1) - 1
@@ -258,7 +252,11 @@ def vllm(verb: str, operands: Operands) -> Call:
     return call
 
 
-PEERS: dict[str, Prepare] = {"plain": plain, "vllm": vllm}
+PEERS: dict[str, tuple[Prepare, tuple[str, ...]]] = {
+    "plain": (plain, VERBS),
+    "vllm": (vllm, VERBS[:-1]),
+}
+"""And the verbs that each has."""
 
 
 def synchronize(device: torch.device) -> None:
@@ -320,10 +318,11 @@ def batches(verb: str, sizes: Sizes, device: torch.device, cache: int) -> list[O
     return [first, *(Operands(verb, sizes, device, seed) for seed in range(1, count))]
 
 
-def timed(calls: list[Call], device: torch.device) -> dict[str, float]:
+def timed(calls: list[Call], device: torch.device) -> Iterator[tuple[str, float]]:
     """eager_us, and graph_us on a GPU."""
-    graph = {"graph_us": graph_us(calls, device)} if device.type == "cuda" else {}
-    return {"eager_us": eager_us(calls, device), **graph}
+    yield "eager_us", eager_us(calls, device)
+    if device.type == "cuda":
+        yield "graph_us", graph_us(calls, device)
 
 
 def measured(prepare: Prepare, verb: str, operands: list[Operands]) -> Row:
@@ -331,12 +330,8 @@ def measured(prepare: Prepare, verb: str, operands: list[Operands]) -> Row:
     device = operands[0].logits.device
     row: Row = {}
     try:
-        calls = [prepare(verb, each) for each in operands]
-        row["eager_us"] = eager_us(calls, device)
-        if device.type == "cuda":
-            row["graph_us"] = graph_us(calls, device)
-    except NotComparableError:
-        pass
+        for name, us in timed([prepare(verb, each) for each in operands], device):
+            row[name] = us
     except Exception as reason:
         # A peer that cannot be imported, that this release of it does not know how to call, or
         # that waits for the device, which no graph can hold.
@@ -384,8 +379,12 @@ def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -
     graph = device.type == "cuda"
     cache = torch.cuda.get_device_properties(device).L2_cache_size if graph else 0
     operands = batches(verb, sizes, device, cache)
-    workspace = make_workspace(sizes, device) if graph else None
-    ours = timed([fastdraft_entry(verb, each, workspace=workspace) for each in operands], device)
+    workspace = None
+    if graph:
+        size = {"max_requests": sizes.batch, "max_draft": sizes.draft}
+        workspace = Workspace(device, max_rows=sizes.rows, vocabulary=sizes.vocabulary, **size)
+    calls = [fastdraft_entry(verb, each, workspace=workspace) for each in operands]
+    ours = dict(timed(calls, device))
     floor = operands[0].read_bytes / bandwidth * 1e6
     row: Row = {
         "verb": verb,
@@ -397,19 +396,9 @@ def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -
     }
     # Peers keep probabilities of the drafts beside them, so they go around among fewer: caches that
     # are warmer are in their favour.
-    for name, prepare in PEERS.items():
-        row[name] = measured(prepare, verb, operands[:16])
+    for name, (prepare, verbs) in PEERS.items():
+        row[name] = measured(prepare, verb, operands[:16]) if verb in verbs else {}
     return row
-
-
-def make_workspace(sizes: Sizes, device: torch.device) -> Workspace:
-    return Workspace(
-        device,
-        max_rows=sizes.rows,
-        max_requests=sizes.batch,
-        vocabulary=sizes.vocabulary,
-        max_draft=sizes.draft,
-    )
 
 
 def main() -> None:
@@ -429,7 +418,7 @@ def main() -> None:
     bandwidth = copy_bandwidth(device)
     report |= {"bandwidth": bandwidth, "rows": [], "left_out": 0}
     shape = (64, 32_768, 128) if on_gpu else (3, 64, 16)
-    report["align"] = timed([aligned(*shape, device)] * LEAST_CALLS, device)
+    report["align"] = dict(timed([aligned(*shape, device)] * LEAST_CALLS, device))
     for verb, sizes in cases(arguments):
         if arguments.seconds is not None and time.monotonic() - begin > arguments.seconds:
             report["left_out"] += 1
