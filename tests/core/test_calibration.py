@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -200,85 +202,67 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path.read_text("utf-8")
 
 
-def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+def put(*keys_and_value: Any) -> Callable[[str], str]:
+    """Puts a value at the place in the file that the keys lead to."""
+    *keys, last, value = keys_and_value
+
     def damaged(text: str) -> str:
         content = json.loads(text)
-        change(content)
+        reduce(getitem, keys, content)[last] = value
         return json.dumps(content)
 
     return damaged
 
 
+def without(*keys: Any) -> Callable[[str], str]:
+    """Takes away what stands at that place."""
+
+    def damaged(text: str) -> str:
+        content = json.loads(text)
+        del reduce(getitem, keys[:-1], content)[keys[-1]]
+        return json.dumps(content)
+
+    return damaged
+
+
+NO_CALIBRATION = r"calibration\.json is no calibration: "
+SHARES = len(Engine().calibration().weights["share"])
+
+
 @pytest.mark.parametrize(
     ("damaged", "message"),
     [
-        (lambda text: text[: len(text) // 2], r"calibration\.json is no calibration: "),
-        (lambda text: text[:0], r"calibration\.json is no calibration: "),
-        (lambda text: "\xff" + text, r"calibration\.json is no calibration: "),
+        (lambda text: text[: len(text) // 2], NO_CALIBRATION),
+        (lambda text: text[:0], NO_CALIBRATION),
+        (lambda text: "\xff" + text, NO_CALIBRATION),
         (lambda text: f"[{text}]", r"calibration of version 3, got version None"),
-        (damage(dict.clear), r"calibration of version 3, got version None"),
-        (damage(lambda c: c.update(fastdraft_calibration=4)), r"of version 3, got version 4"),
-        (damage(lambda c: c.pop("offers")), r"damaged calibration: KeyError\('offers'\)"),
-        (damage(lambda c: c.pop("plain_steps")), r"damaged calibration: KeyError"),
-        (damage(lambda c: c.update(offers=[1])), r"damaged calibration: "),
-        (damage(lambda c: c.update(offers={"eagle": 1})), r"damaged calibration: "),
-        (damage(lambda c: c["offers"]["eagle"].pop()), r"offers of 'eagle' must be 904 numbers"),
-        (
-            damage(lambda c: c["offers"]["eagle"].__setitem__(0, math.nan)),
-            r"offers of 'eagle' must be numbers from -1000 to 1000 there, got nan",
-        ),
-        (
-            damage(lambda c: c["offers"]["eagle"].__setitem__(500, -1)),
-            r"offers of 'eagle' must be numbers from 0 to .* there, got -1",
-        ),
-        (
-            damage(lambda c: c["offers"]["eagle"].__setitem__(0, 10**400)),
-            r"offers of 'eagle' must be numbers from -1000 to 1000 there, got 1000",
-        ),
-        (
-            damage(lambda c: c["offers"]["eagle"].__setitem__(0, "1")),
-            r"offers of 'eagle' must be numbers .* got '1'",
-        ),
-        (
-            damage(lambda c: c["plain_steps"].__setitem__(0, 1e9)),
-            r"plain_steps must be numbers from 0 to 200 there, got 1000000000.0",
-        ),
-        (damage(lambda c: c.pop("weights")), r"is a damaged calibration: KeyError\('weights'\)"),
-        (damage(lambda c: c.pop("reliability")), r"damaged calibration: KeyError"),
-        (damage(lambda c: c.update(weights=[1])), r"damaged calibration: "),
-        (damage(lambda c: c.update(weights={"copy": 1})), r"damaged calibration: "),
-        (damage(lambda c: c.update(reliability=[{"chance": 1}])), r"damaged calibration: "),
-        (
-            damage(lambda c: c["reliability"][0].update(chance="1")),
-            r"reliability must be finite numbers, got '1'",
-        ),
-        (
-            damage(lambda c: c["reliability"][0].update(count=math.inf)),
-            r"reliability must be finite numbers, got inf",
-        ),
-        (damage(lambda c: c["weights"].pop("copy")), r"weights must have the features .* got \{"),
-        (damage(lambda c: c["weights"]["copy"].pop()), r"weights must have .*'copy': 11"),
-        (damage(lambda c: c["weights"].update(more=[1])), r"weights must have .*'more': 1"),
-        (
-            damage(lambda c: c["weights"]["copy"].__setitem__(3, math.nan)),
-            r"weights of 'copy' must be numbers from -1000 to 1000 there, got nan",
-        ),
-        (
-            damage(lambda c: c["weights"]["share"].__setitem__(0, math.inf)),
-            r"weights of 'share' must be numbers .* got inf",
-        ),
-        (
-            damage(lambda c: c["weights"]["latest"].__setitem__(0, "1")),
-            r"weights of 'latest' must be numbers .* got '1'",
-        ),
-        (
-            damage(lambda c: c["weights"].update(share=[2e38] * len(c["weights"]["share"]))),
-            r"weights of 'share' must be numbers from -1000 to 1000 there, got 2e\+38",
-        ),
-        (
-            damage(lambda c: c["weights"]["copy"].__setitem__(0, -(10**400))),
-            r"weights of 'copy' must be numbers from -1000 to 1000 there, got -1000000",
-        ),
+        (lambda _: "{}", r"calibration of version 3, got version None"),
+        (put("fastdraft_calibration", 4), r"of version 3, got version 4"),
+        (without("offers"), r"damaged calibration: KeyError\('offers'\)"),
+        (without("plain_steps"), r"damaged calibration: KeyError"),
+        (put("offers", [1]), r"damaged calibration: "),
+        (put("offers", {"eagle": 1}), r"damaged calibration: "),
+        (without("offers", "eagle", -1), r"offers of 'eagle' must be 904 numbers"),
+        (put("offers", "eagle", 0, math.nan), r"offers of 'eagle' .* -1000 to 1000 there, got nan"),
+        (put("offers", "eagle", 500, -1), r"offers of 'eagle' .* from 0 to .* there, got -1"),
+        (put("offers", "eagle", 0, 10**400), r"of 'eagle' .* -1000 to 1000 there, got 1000"),
+        (put("offers", "eagle", 0, "1"), r"offers of 'eagle' must be numbers .* got '1'"),
+        (put("plain_steps", 0, 1e9), r"plain_steps .* from 0 to 200 there, got 1000000000.0"),
+        (without("weights"), r"is a damaged calibration: KeyError\('weights'\)"),
+        (without("reliability"), r"damaged calibration: KeyError"),
+        (put("weights", [1]), r"damaged calibration: "),
+        (put("weights", {"copy": 1}), r"damaged calibration: "),
+        (put("reliability", [{"chance": 1}]), r"damaged calibration: "),
+        (put("reliability", 0, "chance", "1"), r"reliability must be finite numbers, got '1'"),
+        (put("reliability", 0, "count", math.inf), r"reliability must be finite numbers, got inf"),
+        (without("weights", "copy"), r"weights must have the features .* got \{"),
+        (without("weights", "copy", -1), r"weights must have .*'copy': 11"),
+        (put("weights", "more", [1]), r"weights must have .*'more': 1"),
+        (put("weights", "copy", 3, math.nan), r"weights of 'copy' .* -1000 to 1000 there, got nan"),
+        (put("weights", "share", 0, math.inf), r"weights of 'share' must be numbers .* got inf"),
+        (put("weights", "latest", 0, "1"), r"weights of 'latest' must be numbers .* got '1'"),
+        (put("weights", "share", [2e38] * SHARES), r"of 'share' .* 1000 there, got 2e\+38"),
+        (put("weights", "copy", 0, -(10**400)), r"'copy' .* -1000 to 1000 there, got -1000000"),
     ],
 )
 def test_damaged_files_are_named(

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import chain, permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +17,28 @@ from numpy.typing import ArrayLike
 from fastdraft import Datastore, DraftConfig, Engine, Offers, Source
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
 from oracles.acceptance_model import AcceptanceModel
-from oracles.calibrated_drafter import CalibratedDrafter
 from oracles.emission_rate import EmissionRate
+from oracles.offers import Offer, OfferedDrafter, OfferModel
 from oracles.token_weights import TokenWeights
 
 motifs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 runs = st.tuples(motifs, st.integers(1, 8), motifs).map(lambda r: r[0] * r[1] + r[2])
 texts = st.lists(runs, max_size=3).map(lambda parts: list(chain(*parts))[:70])
-# How far the target follows a draft, and what it says then.
-steps = st.lists(
-    st.tuples(st.integers(0, 20), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 9)),
-    max_size=10,
+# Of each offered token: the token, its parent counted back from the one before it, its confidence.
+offered = st.lists(
+    st.tuples(st.integers(0, 5), st.just(0) | st.integers(0, 4), st.floats(0, 1, width=32)),
+    max_size=8,
+)
+# The offers of two kinds, whether they tell confidences, and whether the second kind's tokens are
+# drawn, and then are a chain.
+KINDS = ("eagle", "runners-up")
+offers_of_a_step = st.tuples(
+    st.lists(offered, min_size=2, max_size=2), st.booleans(), st.booleans()
+)
+# How far the target follows a draft, what it says then, the draft's limit, and what is offered.
+step = (st.integers(0, 20), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 9))
+steps = st.lists(st.tuples(*step), max_size=10) | st.lists(
+    st.tuples(*step, offers_of_a_step), max_size=8
 )
 
 
@@ -43,7 +55,7 @@ def corpus() -> Iterator[Datastore]:
             yield frozen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     prompt=texts,
     prediction=st.just([]) | texts,
@@ -108,12 +120,22 @@ def corpus() -> Iterator[Datastore]:
     token_cost=0.0,
     names=True,
 )
+@example(  # a confidence on the edge of two classes
+    prompt=[],
+    prediction=[],
+    documents=None,
+    steps=[(0, [], 9, ([[], [(0, 0, float(np.float32(0.7)))]], True, False))],
+    lookahead=1,
+    tree_budget=None,
+    token_cost=0.0,
+    names=False,
+)
 def test_drafts_are_the_oracles(
     corpus: Datastore,
     prompt: list[int],
     prediction: list[int],
     documents: list[list[int]] | None,
-    steps: list[tuple[int, list[int], int]],
+    steps: list[tuple[Any, ...]],
     lookahead: int,
     tree_budget: int | None,
     token_cost: float,
@@ -127,7 +149,7 @@ def test_drafts_are_the_oracles(
     config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
     engine = Engine(config, datastores=stores)
     request = engine.add_request(prompt, prediction=prediction)
-    drafter = CalibratedDrafter(
+    drafter = OfferedDrafter(
         prompt,
         AcceptanceModel(engine.calibration().weights),
         lookahead=lookahead,
@@ -136,12 +158,34 @@ def test_drafts_are_the_oracles(
         stores=stores,
         named=TokenWeights.of(stores[0]) if stores else None,
     )
+    models = [OfferModel() for _ in KINDS]
+    records = [[0.0, 0.0] for _ in KINDS]
+    if any(len(step) > 3 for step in steps):
+        for kind in KINDS:
+            engine.propose(request, offers=Offers(kind, [0]))  # so that they are numbered in order
     rate = EmissionRate()
     most = tree_budget or lookahead
-    for step in steps:
-        limit = most if step[2] > 4 else min(most, step[2])
-        draft = engine.propose(request, limit=limit)
-        drafter.follow(draft, limit, least=token_cost * rate.price)
+    for follow, more, within, *offered in steps:
+        limit = most if within > 4 else min(most, within)
+        offers: list[Offers] = []
+        drafter.offers, drawn_ids = [], None
+        for trees, told, drawn in offered:
+            for k, nodes in enumerate(trees):
+                of_chain = drawn and k == 1
+                tokens = [token for token, _, _ in nodes]
+                parents = [
+                    max(at - 1 - (0 if of_chain else back), -1)
+                    for at, (_, back, _) in enumerate(nodes)
+                ]
+                sure = [confidence for _, _, confidence in nodes] if told else None
+                offers.append(Offers(KINDS[k], tokens, None, parents, sure, drawn=of_chain))
+                if tokens:
+                    source = Source.OFFER + k
+                    known = Offer(tokens, parents, sure, models[k], source, records[k])
+                    drafter.offers = [*drafter.offers, known]
+                    drawn_ids = tokens if of_chain else None
+        draft = engine.propose(request, limit=limit, offers=offers or None)
+        drafter.follow(draft, limit, least=token_cost * rate.price, drawn=drawn_ids)
         assert len(draft) <= limit
         assert (np.diff(draft.probabilities) <= 0).all()
         for index, parent in enumerate(draft.parents):
@@ -149,7 +193,7 @@ def test_drafts_are_the_oracles(
             assert parent < 0 or draft.probabilities[index] <= draft.probabilities[parent]
             assert len(drafter.path_to(index)) <= lookahead
         # The target goes some way along the draft, and on by itself.
-        emitted = drafter.path_to(step[0] % (len(draft) + 1) - 1) + step[1]
+        emitted = drafter.path_to(follow % (len(draft) + 1) - 1) + more
         engine.observe(request, emitted)
         drafter.observe(emitted)
         if emitted:

@@ -540,6 +540,28 @@ def test_limits_leave_everything_before_them_intact() -> None:
         (lambda: DraftConfig(max_request_tokens=2**26), "max_request_tokens must be at most"),
         (lambda: DraftConfig.prompt_lookup(0), "max_ngram must be at least 1, got 0"),
         (lambda: DraftConfig.prompt_lookup(3, 0), "lookahead must be at least 1, got 0"),
+        (lambda: DraftConfig.ngram(0), "order must be at least 1, got 0"),
+        (lambda: DraftConfig.ngram(17), "order must be at most 16, got 17"),
+        (lambda: DraftConfig.ngram(4, 1.5), "min_probability must be .* from 0 to 1, got 1.5"),
+        (lambda: DraftConfig.ngram(4, float("nan")), "min_probability must be .*got nan"),
+        (lambda: DraftConfig.ngram(4, "x"), "min_probability must be .*got 'x'"),
+        (lambda: DraftConfig.ngram(lookahead=0), "lookahead must be at least 1, got 0"),
+        (lambda: DraftConfig(ngram_order=4), "min_probability must be .*got None"),
+        (lambda: DraftConfig(min_probability=0.3), "min_probability needs ngram_order, got 0.3"),
+        (
+            lambda: DraftConfig(ngram_order=4, min_probability=0.3, recovery=2),
+            "at most one drafter can be chosen, got .*'ngram_order': 4, 'recovery': 2",
+        ),
+        (lambda: DraftConfig.predicted_outputs(0), "lookahead must be at least 1, got 0"),
+        (lambda: DraftConfig.predicted_outputs(recovery=0), "recovery must be at least 1, got 0"),
+        (
+            lambda: DraftConfig.predicted_outputs(recovery=1.5),
+            "recovery must be an integer, got 1.5",
+        ),
+        (
+            lambda: DraftConfig(recovery=32, max_ngram=3),
+            r"at most one drafter can be chosen, got \{'max_ngram': 3, 'recovery': 32\}",
+        ),
     ],
 )
 def test_bad_configurations_are_named(make: Callable[[], DraftConfig], message: str) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdraft import DraftConfig, DraftStats, Engine, Source
-from fastdraft.errors import InvalidValueError, MemoryLimitError
+from fastdraft.errors import MemoryLimitError
 from oracles.predicted_outputs import PredictedOutputs
 
 A, B, C, D, E, F = range(1, 7)
@@ -173,26 +173,6 @@ def test_whole_predictions_are_counted_in_the_budget() -> None:
         assert engine.propose(request).tolist() == list(range(16))
         return
     pytest.fail("60,000 bytes must be room for 700 tokens")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DraftConfig.predicted_outputs(0), "lookahead must be at least 1, got 0"),
-        (lambda: DraftConfig.predicted_outputs(recovery=0), "recovery must be at least 1, got 0"),
-        (
-            lambda: DraftConfig.predicted_outputs(recovery=1.5),  # type: ignore[arg-type]
-            "recovery must be an integer, got 1.5",
-        ),
-        (
-            lambda: DraftConfig(recovery=32, max_ngram=3),
-            r"at most one drafter can be chosen, got \{'max_ngram': 3, 'recovery': 32\}",
-        ),
-    ],
-)
-def test_bad_configurations_are_named(make: Callable[[], DraftConfig], message: str) -> None:
-    with pytest.raises(InvalidValueError, match=message):
-        make()
 
 
 # The default drafter on the same ground.
