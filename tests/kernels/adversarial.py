@@ -87,6 +87,9 @@ def odd_rows(
     return x.to(dtype)
 
 
+LAYOUTS = ["rows apart", "tokens apart", "transposed"]
+
+
 def in_layout(logits: Tensor, layout: str) -> Tensor:
     """The same logits with other strides."""
     rows, vocabulary = logits.shape

@@ -6,6 +6,7 @@ import math
 from types import ModuleType
 from typing import NamedTuple
 
+import pytest
 import torch
 from adversarial import Random, assert_same, hits, odd_rows, offsets_of, tree_parents
 from torch import Tensor
@@ -26,6 +27,11 @@ FILTERS = {
 }
 ENTRIES = {greedy: verify_greedy, sampled: verify_sampled, rejection: verify_rejection}
 OPERATIONS = ["greedy", "sampled", "filters", "rejection"]
+# Each operation, and those that take trees with these.
+SHAPES = [pytest.param(name, False, id=f"{name}, chains") for name in OPERATIONS] + [
+    pytest.param(name, True, id=f"{name}, trees") for name in OPERATIONS if name != "rejection"
+]
+of_every_shape = pytest.mark.parametrize(("operation", "tree"), SHAPES)
 
 
 class Case(NamedTuple):
@@ -107,6 +113,7 @@ def case_of(operation, lengths, vocabulary, dtype, *, seed, **options):
     if operation == "greedy":
         return greedy_case(lengths, vocabulary, dtype, seed=seed, **options)
     if operation == "rejection":
+        assert not options.pop("tree", False)
         return rejection_case(lengths, vocabulary, dtype, seed=seed, **options)
     filters = tuple(FILTERS) if operation == "filters" else ()
     return sampled_case(lengths, vocabulary, dtype, seed=seed, filters=filters, **options)

@@ -12,6 +12,7 @@ import triton.language as tl
 from adversarial import (
     DTYPES,
     INTERPRETED,
+    LAYOUTS,
     LENGTHS,
     Random,
     allowed_bits,
@@ -23,9 +24,11 @@ from adversarial import (
 from cases import (
     FILTERS,
     OPERATIONS,
+    SHAPES,
     Case,
     case_of,
     greedy_case,
+    of_every_shape,
     rejection_case,
     sampled_case,
 )
@@ -33,16 +36,6 @@ from cases import (
 from fastdraft.kernels import config, greedy, rejection
 from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS
-
-LAYOUTS = ["rows apart", "tokens apart", "transposed"]
-# Each operation, and those that take trees with these.
-SHAPES = [pytest.param(name, {}, id=f"{name}, chains") for name in OPERATIONS] + [
-    pytest.param(name, {"tree": True}, id=f"{name}, trees")
-    for name in OPERATIONS
-    if name != "rejection"
-]
-OF_EVERY_SHAPE = pytest.mark.parametrize(("operation", "shape"), SHAPES)
-
 
 VOCABULARIES = {
     "greedy": [2, 37, 1024, 5001],
@@ -190,22 +183,22 @@ def test_parts_of_rows_in_any_order(operation):
         case._replace(batch=case.batch._replace(logits=zeros)).check()
 
 
-@OF_EVERY_SHAPE
-def test_drafts_are_cut_and_padded(operation, shape):
-    case = case_of(operation, [3, 0, 5, 1], 50, torch.float32, seed=4, **shape)
+@of_every_shape
+def test_drafts_are_cut_and_padded(operation, tree):
+    case = case_of(operation, [3, 0, 5, 1], 50, torch.float32, seed=4, tree=tree)
     # Cut, the reference would not know all depths of a tree.
-    for max_draft in (40,) if shape else (0, 3, 40):
+    for max_draft in (40,) if tree else (0, 3, 40):
         case.check(max_draft=max_draft)
     case.check(draft_ids=case.batch.draft_ids.int())
-    if shape:
+    if tree:
         case.check(parents=case.batch.parents.int())
 
 
-@OF_EVERY_SHAPE
+@of_every_shape
 @pytest.mark.parametrize("slots", [2, 4])
-def test_drafts_longer_than_a_block_of_slots(monkeypatch, slots, operation, shape):
+def test_drafts_longer_than_a_block_of_slots(monkeypatch, slots, operation, tree):
     monkeypatch.setattr(config, "SLOTS", slots)
-    options = {"likeness": 1.0, "odd": False} if operation == "rejection" else shape
+    options = {"likeness": 1.0, "odd": False} if operation == "rejection" else {"tree": tree}
     lengths = []
     for seed in range(2):
         case = case_of(operation, [7, 0, 5, 6], 9, torch.float32, seed=seed, **options)
@@ -260,11 +253,11 @@ def test_a_workspace_is_used_and_left_as_it_was(operation):
 
 
 # In the interpreter, where calls take the place of replays, one operation shows that it works.
-@pytest.mark.parametrize(("operation", "shape"), SHAPES[:1] if INTERPRETED else SHAPES)
-def test_replays_read_operands_where_they_lie(operation, shape):
+@pytest.mark.parametrize(("operation", "tree"), SHAPES[:1] if INTERPRETED else SHAPES)
+def test_replays_read_operands_where_they_lie(operation, tree):
     lengths, vocabulary = ([2, 1], 40) if INTERPRETED else ([10] * 8, 128_256)
     case, *others = (
-        case_of(operation, lengths, vocabulary, torch.bfloat16, seed=seed, **shape)
+        case_of(operation, lengths, vocabulary, torch.bfloat16, seed=seed, tree=tree)
         for seed in (1, 1, 2)
     )
     size = {"max_rows": len(case.batch.logits), "max_requests": len(lengths), "max_draft": 10}
@@ -280,10 +273,10 @@ def assert_zero(workspace):
         assert not (buffer.zero and workspace._buffers[name].any()), name
 
 
-@OF_EVERY_SHAPE
-def test_results_are_where_the_logits_are(operation, shape):
+@of_every_shape
+def test_results_are_where_the_logits_are(operation, tree):
     """Whatever torch's default device is."""
-    case = case_of(operation, [2, 1], 37, torch.float32, seed=1, **shape)
+    case = case_of(operation, [2, 1], 37, torch.float32, seed=1, tree=tree)
     expected = case.run(logprobs=True)
     with torch.device("meta"):
         found = case.run(logprobs=True)
@@ -302,10 +295,10 @@ def guarded(buffer):
     return inner, memory
 
 
-@OF_EVERY_SHAPE
-def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(operation, shape):
+@of_every_shape
+def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(operation, tree):
     random = Random(0)
-    case = case_of(operation, [3, 1, 4], 33, torch.float32, seed=15, **shape)
+    case = case_of(operation, [3, 1, 4], 33, torch.float32, seed=15, tree=tree)
     for _ in range(4):
         wild = random.integers(-(2**62), 2**62, 12)
         near = random.integers(-3, 14, 12)
@@ -315,7 +308,7 @@ def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(operation, 
         for name, buffer in list(workspace._buffers.items()):
             workspace._buffers[name], memories[name] = guarded(buffer)
         operands = {"draft_ids": wild[:8], "offsets": values[8:], "max_draft": 5}
-        if shape:
+        if tree:
             operands["parents"] = values[:8]
         emitted = case.run(**operands, workspace=workspace)
         for name, memory in memories.items():

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from adversarial import LENGTHS, allowed_bits, assert_same, in_layout
-from cases import OPERATIONS, case_of
+from adversarial import LAYOUTS, LENGTHS, allowed_bits, assert_same, in_layout
+from cases import case_of, of_every_shape
 
 from fastdraft.kernels import chunks, greedy, rejection, sampled
 from fastdraft.kernels.operands import Verified
@@ -24,12 +24,6 @@ from fastdraft.verification import (
 from oracles import verification as oracle
 
 INF = math.inf
-LAYOUTS = ["rows apart", "tokens apart", "transposed"]
-# Each operation, and those that take trees with these.
-SHAPES = [pytest.param(name, False, id=f"{name}, chains") for name in OPERATIONS] + [
-    pytest.param(name, True, id=f"{name}, trees") for name in OPERATIONS if name != "rejection"
-]
-of_every_shape = pytest.mark.parametrize(("operation", "tree"), SHAPES)
 
 
 def made(operation, tree=False, *, vocabulary=70, dtype=torch.float32, lengths=LENGTHS, **more):
