@@ -15,9 +15,8 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from campaign.families import random_model
 from fastdraft import DraftConfig, Engine, hf
-from fastdraft.serving.vllm import FastdraftProposer
 from hf_models import EOS, PAD, VOCABULARY, Generous
-from vllm_host import Host, Job, config
+from vllm_host import Job, V1Host
 
 __all__ = ["case"]
 
@@ -64,11 +63,9 @@ class _Failing:
 
 def _run(chance: random.Random, at: int) -> int:
     """Whatever fails, every request says all it has to say. Returns how many calls there were."""
-    proposer = FastdraftProposer(
-        config(token_cost=0.02, memory_bytes=chance.choice([0, 1 << 20]), lookahead=8)
-    )
+    host = V1Host(token_cost=0.02, memory_bytes=chance.choice([0, 1 << 20]), lookahead=8)
+    proposer = host.proposer
     failing = _Failing(proposer.engine, at)
-    host = Host(proposer)
     for number in range(5):
         cycle = list(range(number * 10, number * 10 + 8))
         said = (cycle * 9)[: chance.randint(1, 40)]

@@ -15,27 +15,21 @@ from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.request_options import NAMESPACE, REMEMBER
-from fastdraft.serving.vllm import FastdraftProposer
 from fastdraft.serving.vllm.requests import SALT
-from vllm_host import VOCABULARY, Host, Job, config
-from vllm_v2_host import V2Host, v2_config
+from vllm_host import VOCABULARY, Job, V1Host, V2Host
 
 CYCLE = list(range(100, 120))
 TEXT = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
 
 
-def v1(**options: Any) -> Host:
-    return Host(FastdraftProposer(config(token_cost=0.0, **options)))
-
-
-def v2(**options: Any) -> V2Host:
-    return V2Host(v2_config(**options))
+def v1(**options: Any) -> V1Host:
+    return V1Host(token_cost=0.0, **options)
 
 
 Make = Callable[..., Any]
 
 
-@pytest.fixture(params=[v1, v2])
+@pytest.fixture(params=[v1, V2Host])
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a host of either runner."""
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
@@ -144,8 +138,7 @@ def test_a_request_may_say_its_longest_draft(make: Make) -> None:
     while host.jobs:
         before = host.jobs["a"].said
         host.step()
-        if hasattr(host, "thread"):
-            host.thread.run()
+        host.catch_up()
         longest = max(longest, host.jobs["a"].said - before)
         if host.jobs["a"].said >= 40:
             host.end("a")
@@ -191,7 +184,7 @@ def test_embedded_prompts_are_not_drafted_for(make: Make) -> None:
         host.add_requests = add_requests  # type: ignore[method-assign]
     for name in (*changes, "text"):
         host.add(name, copying())
-        if isinstance(host, Host) and name in changes:
+        if isinstance(host, V1Host) and name in changes:
             setattr(host.requests[name], *changes[name])
     host.run()
     assert host.kept.stats.emitted == 40
@@ -218,8 +211,16 @@ def test_what_cannot_be_honoured_ends_the_start(
     ("make_one", "options", "message"),
     [
         (v1, {"by_batch_size": [(1, 4, 8)]}, "per_batch_size must be left out: .* got .*1, 4, 8"),
-        (v2, {"adaptive": True, "adapters": 1}, "enable_adaptive_verification must be left out"),
-        (v2, {"token_cost": 0.1}, "token_cost must be left out with Model Runner V2, .* got 0.1"),
+        (
+            V2Host,
+            {"adaptive": True, "adapters": 1},
+            "enable_adaptive_verification must be left out",
+        ),
+        (
+            V2Host,
+            {"token_cost": 0.1},
+            "token_cost must be left out with Model Runner V2, .* got 0.1",
+        ),
     ],
 )
 def test_what_one_runner_cannot_honour(

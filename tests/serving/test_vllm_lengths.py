@@ -23,7 +23,7 @@ from fastdraft.serving.vllm.lengths import (
 )
 from fastdraft.serving.vllm.method import METHOD
 from fastdraft.step_latency import StepLatency
-from vllm_v2_host import v2_config
+from vllm_host import config
 
 LENGTHS = (2, 5, 8)
 
@@ -127,7 +127,7 @@ def vllm_config(
     model: str = METHOD,
     **options: Any,
 ) -> Any:
-    made = v2_config(**options)
+    made = config(**options)
     made.use_v2_model_runner = v2
     made.parallel_config.data_parallel_size = replicas
     made.speculative_config.method, made.speculative_config.model = method, model
@@ -177,7 +177,7 @@ class Scheduler:
     """vLLM's, as far as it is read."""
 
     def __init__(self, by_batch_size: Any, **options: Any) -> None:
-        self.vllm_config = v2_config(by_batch_size=by_batch_size, **options)
+        self.vllm_config = config(by_batch_size=by_batch_size, **options)
         self.dynamic_sd_lookup: Any = "vLLM's own"
         self.updated = 0
 

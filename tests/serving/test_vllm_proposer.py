@@ -15,7 +15,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
-from vllm_host import VOCABULARY, Clock, Host, Job, StairsClock, config, graphs
+from vllm_host import VOCABULARY, Clock, Job, StairsClock, V1Host, config, graphs
 
 CYCLE = list(range(100, 120))
 
@@ -32,8 +32,8 @@ def copying(*, output: int = 40, **kwargs: Any) -> Job:
 def test_many_requests_leave_the_engine_empty() -> None:
     """With chunks of prompts, preemption, aborts and moving rows, and everything is drafted."""
     random = np.random.default_rng(7)
-    drafter = FastdraftProposer(config(token_cost=0.02, memory_bytes=1 << 20))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.02, memory_bytes=1 << 20)
+    drafter = host.proposer
     names = (str(number) for number in range(1_000))
     preempted: list[str] = []
     more = True
@@ -66,8 +66,8 @@ def test_many_requests_leave_the_engine_empty() -> None:
 
 
 def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
-    drafter = FastdraftProposer(config())
-    host = Host(drafter)
+    host = V1Host()
+    drafter = host.proposer
     host.add("a", copying())
     host.step()
     assert drafter.num_requests == 1
@@ -87,8 +87,8 @@ def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
 
 
 def test_drafts_end_where_the_model_or_the_request_does() -> None:
-    drafter = FastdraftProposer(config(token_cost=0.0, length=100))
-    host = Host(drafter, length=100)
+    host = V1Host(token_cost=0.0, length=100)
+    drafter = host.proposer
     assert host.effective_drafter_max_model_len == 100 + 8
     # vLLM finds out how long a text may be once the model is loaded.
     host.update_max_model_len(90)
@@ -112,8 +112,8 @@ def test_requests_without_room_for_a_draft_are_not_indexed(
 ) -> None:
     """A step emits a token more than it drafts, and the first one comes with the prompt."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    drafter = FastdraftProposer(config(token_cost=0.0))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.0)
+    drafter = host.proposer
     ticket = new_ticket()
     arguments = {"prediction_token_ids": CYCLE, "prediction_ticket": ticket}
     host.add("a", copying(output=most, max_tokens=most, extra_args=arguments))
@@ -127,8 +127,8 @@ def test_requests_without_room_for_a_draft_are_not_indexed(
 
 
 def test_text_that_the_host_takes_back_is_forgotten() -> None:
-    drafter = FastdraftProposer(config(token_cost=0.0))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.0)
+    drafter = host.proposer
     host.add("a", copying(output=60))
     for _ in range(4):
         host.step()
@@ -158,7 +158,7 @@ def test_drafting_follows_the_measured_times(
     """Where verification takes as long as decoding nothing is drafted."""
     clock = Clock(slope)
     monkeypatch.setattr(proposer, "time", clock)
-    host = Host(FastdraftProposer(config(length=4096)), length=4096)
+    host = V1Host(length=4096)
     random = np.random.default_rng(0)
     for number in range(8):
         host.add(str(number), Job(CYCLE * 3, cycle_with_errors(random, 0.2)))
@@ -183,7 +183,7 @@ def test_the_price_of_log_probabilities_cuts_long_drafts(
     clock = Clock(0.001)
     monkeypatch.setattr(proposer, "time", clock)
     monkeypatch.setattr(proposer, "seconds_of_a_line", lambda *_: line)
-    host = Host(FastdraftProposer(config(length=4096)), rows=32, length=4096)
+    host = V1Host(rows=32, length=4096)
     random = np.random.default_rng(0)
     for number in range(32):
         text = CYCLE * 30 if number < copying else random.integers(200, VOCABULARY, 500).tolist()
@@ -249,7 +249,7 @@ def test_the_cost_is_learned_while_prompts_keep_coming(
     whatever a token costs."""
     clock = Clock(slope)
     monkeypatch.setattr(proposer, "time", clock)
-    host = Host(FastdraftProposer(config(length=4096)), rows=16, length=4096)
+    host = V1Host(rows=16, length=4096)
     host.clock = clock
     random = np.random.default_rng(0)
     for number in range(8):
@@ -283,8 +283,8 @@ def serve_on_stairs(
     sizes = [8, 24, 40, 45]
     clock = StairsClock(sizes, even=5 * 9, pieces=pieces)
     monkeypatch.setattr(proposer, "time", clock)
-    drafter = FastdraftProposer(config(length=4096, graphs=graphs(sizes, mode)))
-    host = Host(drafter, length=4096)
+    host = V1Host(length=4096, graphs=graphs(sizes, mode))
+    drafter = host.proposer
     host.clock = clock
     random = np.random.default_rng(0)
     for number in range(5):
@@ -343,7 +343,7 @@ def test_ranks_that_schedule_alone_draft_the_same(monkeypatch: pytest.MonkeyPatc
     for slope in (0.001, 1.0):
         clock = Clock(slope)
         monkeypatch.setattr(proposer, "time", clock)
-        host = Host(FastdraftProposer(config(executor="external_launcher")))
+        host = V1Host(executor="external_launcher")
         for number in range(4):
             host.add(str(number), Job(CYCLE[number:] * 3, CYCLE[number:] * 6))
         seen = []
@@ -360,14 +360,13 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_requests_beyond_the_memory_go_on_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
-    one = FastdraftProposer(config(memory_bytes=0))
-    host = Host(one)
+    host = V1Host(memory_bytes=0)
     host.add("a", copying())
     host.step()
-    room = one.engine.num_bytes
+    room = host.proposer.engine.num_bytes
 
-    drafter = FastdraftProposer(config(memory_bytes=0, max_bytes=3 * room, token_cost=0.0))
-    host = Host(drafter)
+    host = V1Host(memory_bytes=0, max_bytes=3 * room, token_cost=0.0)
+    drafter = host.proposer
     for number in range(8):
         host.add(str(number), copying(output=200))
     host.run()
@@ -383,8 +382,8 @@ def test_requests_beyond_the_memory_go_on_without_drafts(caplog: pytest.LogCaptu
 
 
 def test_a_corrupt_row_costs_its_own_drafts_alone(caplog: pytest.LogCaptureFixture) -> None:
-    drafter = FastdraftProposer(config(token_cost=0.0))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.0)
+    drafter = host.proposer
     host.add("good", copying(output=300))
     host.add("bad", copying())
     host.add("fine", copying(output=300))
@@ -403,8 +402,8 @@ def test_a_corrupt_row_costs_its_own_drafts_alone(caplog: pytest.LogCaptureFixtu
 
 def test_a_broken_ledger_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    drafter = FastdraftProposer(config(token_cost=0.0))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.0)
+    drafter = host.proposer
     extra_args = {"prediction_token_ids": [*range(200, 240)], "prediction_ticket": new_ticket()}
     host.add("a", copying(extra_args=extra_args))
     host.add("b", copying())
@@ -430,15 +429,14 @@ def test_a_host_that_changed_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_cannot_be_read_at_all_costs_drafts() -> None:
-    drafter = FastdraftProposer(config(token_cost=0.0))
-    Host(drafter)
+    drafter = V1Host(token_cost=0.0).proposer
     assert drafter.propose([[1], [2]], None, None) == [[], []]  # type: ignore[arg-type]
     assert drafter.faults == 1
 
 
 def test_a_long_prompt_is_indexed_beside_the_steps() -> None:
-    drafter = FastdraftProposer(config(token_cost=0.0, length=200_000))
-    host, gate = Host(drafter, length=200_000), threading.Event()
+    host, gate = V1Host(token_cost=0.0, length=200_000), threading.Event()
+    drafter = host.proposer
     assert drafter._thread is not None
     long = np.random.default_rng(0).integers(0, VOCABULARY, 100_000).tolist()
     drafter._thread.submit(gate.wait)
@@ -459,8 +457,8 @@ def test_a_long_prompt_is_indexed_beside_the_steps() -> None:
 
 
 def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
-    drafter = FastdraftProposer(config(token_cost=0.0))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.0)
+    drafter = host.proposer
     host.add("a", copying())
     host.step()
     lost = host.requests.pop("a")
@@ -511,8 +509,8 @@ def test_settings_are_optional() -> None:
 def test_a_request_whose_end_fails_costs_the_others_that_end_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafter = FastdraftProposer(config(token_cost=0.02))
-    host = Host(drafter)
+    host = V1Host(token_cost=0.02)
+    drafter = host.proposer
     for name in ("a", "b", "c"):
         host.add(name, copying())
     host.step()

@@ -16,7 +16,7 @@ from fastdraft.serving.vllm import speculator as speculator_module
 from fastdraft.serving.vllm import transfers
 from fastdraft.serving.vllm.speculator import FastdraftSpeculator
 from fastdraft.serving.vllm.transfers import COPIES, Ends, TreeBuffers
-from vllm_v2_host import VOCABULARY, Job, V2Host, v2_config
+from vllm_host import VOCABULARY, Job, V2Host
 
 CYCLE = list(range(100, 120))
 
@@ -58,7 +58,7 @@ def apart(**more: Any) -> dict[str, Any]:
 
 
 def test_a_repeated_text_is_drafted() -> None:
-    host = V2Host(v2_config())
+    host = V2Host()
     host.add("a", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
     host.run()
     assert host.steps < 20
@@ -72,7 +72,7 @@ def test_a_repeated_text_is_drafted() -> None:
 def test_random_requests_leave_nothing_behind(lag: int | str) -> None:
     """Chunks of prompts, preemption, aborts, places that change hands, and a thread that lags."""
     random = np.random.default_rng(7)
-    host = V2Host(v2_config(memory_bytes=1 << 20))
+    host = V2Host(memory_bytes=1 << 20)
     names = (str(number) for number in range(150))
     preempted: list[str] = []
     more = True
@@ -109,7 +109,7 @@ def test_random_requests_leave_nothing_behind(lag: int | str) -> None:
 def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int) -> None:
     """The engine's texts are those of the host, as far as they go; else it has none."""
     random = np.random.default_rng(seed)
-    host = V2Host(v2_config())
+    host = V2Host()
     for number in range(4):
         text = random.integers(0, 50, 20).tolist() * 10
         host.add(str(number), Job(text[:40], text[40:], extra_args=apart()))
@@ -159,7 +159,7 @@ def lose_steps(host: V2Host, steps: int) -> None:
 
 
 def test_a_gap_is_healed_by_the_next_copy() -> None:
-    host = V2Host(v2_config())
+    host = V2Host()
     host.add("a", Job(CYCLE * 3, CYCLE * 8, extra_args=apart()))
     host.step()
     host.thread.run()
@@ -170,7 +170,7 @@ def test_a_gap_is_healed_by_the_next_copy() -> None:
 
 
 def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
-    host = V2Host(v2_config(length=2000), length=2000)
+    host = V2Host(length=2000)
     host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
     host.step()
     host.thread.run()
@@ -187,7 +187,7 @@ def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
 
 def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "COPIES", 8)
-    host = V2Host(v2_config(length=2000), length=2000)
+    host = V2Host(length=2000)
     host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
     for _ in range(15):
         host.step()
@@ -197,7 +197,7 @@ def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
-    host = V2Host(v2_config(length=2000), length=2000)
+    host = V2Host(length=2000)
     host.add("a", Job(CYCLE * 3, CYCLE * 90, extra_args=apart(fastdraft_lookahead=1)))
     for _ in range(100):
         host.step()
@@ -207,7 +207,7 @@ def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
 
 def test_a_place_that_changes_hands_keeps_no_tree() -> None:
     """The thread lags: the tree of one tenant's text is not drafted for another."""
-    host = V2Host(v2_config(rows=1), rows=1)
+    host = V2Host(rows=1)
     secret = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
     host.add("a", Job(secret[:10], secret[10:], extra_args=apart(prediction_token_ids=secret)))
     host.step()
@@ -222,7 +222,7 @@ def test_a_place_that_changes_hands_keeps_no_tree() -> None:
 
 
 def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
-    host = V2Host(v2_config())
+    host = V2Host()
     job = Job(CYCLE * 3, CYCLE * 4, extra_args=apart())
     host.add("a", job)
     for _ in range(4):
@@ -239,7 +239,7 @@ def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
 
 
 def test_what_warms_vllm_up_is_not_looked_up() -> None:
-    host = V2Host(v2_config())
+    host = V2Host()
     for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):
         host.add(name, Job(CYCLE, CYCLE[:3]))
     host.run()
@@ -249,7 +249,7 @@ def test_what_warms_vllm_up_is_not_looked_up() -> None:
 
 
 def test_chances_are_for_vllms_adaptive_verification() -> None:
-    host = V2Host(v2_config(adaptive=True))
+    host = V2Host(adaptive=True)
     assert host.speculator.enable_adaptive_verification
     host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft_lookahead": 3}))
     for _ in range(5):
@@ -286,7 +286,7 @@ def test_faults_at_every_call_cost_drafts_alone(
     once: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for at in (1, 2, 3, 5, 8, 13):
-        host = V2Host(v2_config())
+        host = V2Host()
         late(host).engine = Broken(late(host).engine, at, once=once)
         for number in range(3):
             host.add(str(number), Job(CYCLE[number:] * 3, CYCLE[number:] * 2))
@@ -303,7 +303,7 @@ def test_faults_at_every_call_cost_drafts_alone(
 def test_a_fault_of_the_kernel_costs_a_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    host = V2Host(v2_config())
+    host = V2Host()
     host.add("a", Job(CYCLE * 3, CYCLE * 4))
     host.step()
     align = host.speculator._aligner.align
@@ -326,9 +326,9 @@ def test_ranks_share_the_first_ones_drafts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         FastdraftSpeculator, "_share", lambda _, values: shared.append(tuple(values.shape))
     )
-    first = V2Host(v2_config(ranks=2))
+    first = V2Host(ranks=2)
     monkeypatch.setattr(speculator_module, "is_first_rank", lambda: False)
-    second = V2Host(v2_config(ranks=2))
+    second = V2Host(ranks=2)
     for host in (first, second):
         shared.clear()
         host.add("a", Job(CYCLE * 3, CYCLE[:1]))
@@ -340,7 +340,7 @@ def test_ranks_share_the_first_ones_drafts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_dummy_run_does_nothing() -> None:
-    host = V2Host(v2_config())
+    host = V2Host()
     nothing: Any = None
     drafts = host.speculator.propose(
         SimpleNamespace(num_reqs=3), *[nothing] * 10, dummy_run=True, unknown=1
@@ -353,7 +353,7 @@ def test_a_dummy_run_does_nothing() -> None:
 
 def test_a_runner_that_changed_ends_the_start() -> None:
     with pytest.raises(AttributeError):
-        V2Host(v2_config()).speculator.attach(SimpleNamespace())
+        V2Host().speculator.attach(SimpleNamespace())
 
 
 def test_trees_are_never_written_while_they_are_read() -> None:

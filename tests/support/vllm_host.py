@@ -1,16 +1,26 @@
-"""vLLM as its proposer sees it: a configuration, and a model runner with scripted outputs."""
+"""vLLM as it is seen from its model runners: a configuration, and hosts with scripted outputs."""
 
 from __future__ import annotations
 
-import itertools
+import functools
+from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 
+from fastdraft.background import BackgroundDrafter
+from fastdraft.kernels import align
 from fastdraft.serving.vllm import FastdraftProposer
+from fastdraft.serving.vllm import speculator as speculator_module
+from fastdraft.serving.vllm.lookup import LateRequests
 from fastdraft.serving.vllm.requests import SALT, Salt
+from fastdraft.serving.vllm.speculator import FastdraftSpeculator
+from waiting import as_on_a_device, no_waiting
 
 VOCABULARY = 1000
 
@@ -60,10 +70,13 @@ def graphs(sizes: list[int], mode: str) -> Any:
 
 def config(
     *,
+    rows: int = 4,
     lookahead: int = 8,
     length: int = 512,
     executor: Any = None,
     stages: int = 1,
+    ranks: int = 1,
+    adaptive: bool = False,
     by_batch_size: Any = None,
     adapters: int | None = None,
     hybrid: bool = False,
@@ -71,10 +84,12 @@ def config(
     graphs: Any = None,
     **settings: Any,
 ) -> Any:
+    """rows: The most requests that run at once; length: the longest text; settings: fastdraft's."""
     return SimpleNamespace(
         compilation_config=graphs,
         lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
         additional_config={"fastdraft": settings},
+        scheduler_config=SimpleNamespace(max_num_seqs=rows),
         model_config=SimpleNamespace(
             max_model_len=length,
             get_vocab_size=lambda: VOCABULARY,
@@ -86,12 +101,15 @@ def config(
             tokenizer_revision=None,
         ),
         speculative_config=SimpleNamespace(
-            num_speculative_tokens=lookahead, num_speculative_tokens_per_batch_size=by_batch_size
+            num_speculative_tokens=lookahead,
+            num_speculative_tokens_per_batch_size=by_batch_size,
+            enable_adaptive_verification=adaptive,
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         parallel_config=SimpleNamespace(
             distributed_executor_backend=executor,
             pipeline_parallel_size=stages,
+            tensor_parallel_size=ranks,
             data_parallel_rank=0,
         ),
     )
@@ -125,24 +143,76 @@ class Job:
 
 
 class Host:
-    """What a proposer sees of vLLM: rows that fill, move and empty, and the runner of them."""
+    """Requests that come and go, and a target that says what each job is to say."""
 
-    def __init__(self, proposer: FastdraftProposer, *, rows: int = 8, length: int = 512) -> None:
-        self.proposer = proposer
-        self.tokens = np.zeros((rows, length), dtype=np.int32)
-        self.lengths = np.zeros(rows, dtype=np.int32)
+    def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.drafts: dict[str, list[int]] = {}
+        self.most_verified = 1 << 30
+        self.accepted = 0
+        self._ended: set[str] = set()
+
+    def end(self, name: str) -> None:
+        """Finished or aborted, which the workers cannot tell apart."""
+        del self.jobs[name]
+        self.drafts.pop(name, None)
+        self._ended.add(name)
+        self._leave(name)
+
+    def step(self) -> Any:
+        raise NotImplementedError
+
+    def _leave(self, name: str) -> None:
+        raise NotImplementedError
+
+    def catch_up(self) -> None:
+        """Whatever works beside the steps is as far as they are."""
+
+    def run(self) -> None:
+        """Steps until every request has said all of it, each with the drafter up to date."""
+        for _ in range(1000):
+            for name in [n for n, job in self.jobs.items() if job.said >= len(job.output)]:
+                self.end(name)
+            if not self.jobs:
+                break
+            self.step()
+            self.catch_up()
+        self.step()
+        self.catch_up()
+
+    def _say(self, name: str, prefill: int) -> list[int]:
+        """What a forward emits of a request, whose prompt it reads `prefill` tokens of at most."""
+        job = self.jobs[name]
+        job.computed += min(len(job.text) - job.computed, prefill)
+        if job.computed < len(job.text):
+            return []
+        rest, accepted = job.output[job.said :], 0
+        draft = self.drafts.get(name, [])
+        while accepted < min(len(draft), len(rest) - 1) and draft[accepted] == rest[accepted]:
+            accepted += 1
+        emitted = rest[: accepted + 1]
+        job.said += len(emitted)
+        job.computed = len(job.text) - 1
+        self.accepted += accepted
+        return emitted
+
+
+class V1Host(Host):
+    """What a proposer sees of vLLM: rows that fill, move and empty, and the runner of them."""
+
+    def __init__(self, *, rows: int = 8, length: int = 512, **options: Any) -> None:
+        """options: Of the configuration."""
+        super().__init__()
+        self.proposer = FastdraftProposer(config(rows=rows, length=length, **options))
+        self.tokens = np.zeros((rows, length), dtype=np.int32)
+        self.lengths = np.zeros(rows, dtype=np.int32)
         self.input_batch = SimpleNamespace(req_ids=[], num_logprobs={})
         self.requests: dict[str, Any] = {}
         self.executed = 0
-        self.most_verified = 1 << 30
-        self.accepted = 0
         self.clock: Clock | None = None
         self.update_max_model_len(length)
-        self._ended: set[str] = set()
-        proposer.attach(self)
-        proposer.load_model()
+        self.proposer.attach(self)
+        self.proposer.load_model()
 
     @property
     def kept(self) -> FastdraftProposer:
@@ -169,15 +239,7 @@ class Host:
             sampling_params=job.params,
             lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter, lora_int_id=1),
         )
-        self._enter(name)
-
-    def end(self, name: str) -> None:
-        """Finished or aborted, which the workers cannot tell apart."""
-        del self.jobs[name]
-        self.drafts.pop(name, None)
-        self._ended.add(name)
-        if name in self.input_batch.req_ids:
-            self._leave(name)
+        self.resume(name)
 
     def preempt(self, name: str) -> None:
         self.drafts.pop(name, None)
@@ -185,7 +247,12 @@ class Host:
         self._leave(name)
 
     def resume(self, name: str) -> None:
-        self._enter(name)
+        row = len(self.input_batch.req_ids)
+        text = self.jobs[name].text
+        self.input_batch.req_ids.append(name)
+        self.tokens[row] = 0
+        self.tokens[row, : len(text)] = text
+        self.lengths[row] = len(text)
 
     def step(self, *, prefill: int = 1 << 20) -> dict[str, list[int]]:
         """One forward of all rows, at most `prefill` tokens of a prompt at a time."""
@@ -210,50 +277,192 @@ class Host:
         self._ended = set()
         sampled = []
         for row, name in enumerate(self.input_batch.req_ids):
-            job = self.jobs[name]
-            emitted: list[int] = []
-            waiting = len(job.text) - job.computed
-            job.computed += min(waiting, prefill)
-            if job.computed == len(job.text):
-                emitted = self._verify(job, self.drafts.get(name, []))
-                start = len(job.text)
-                self.tokens[row, start : start + len(emitted)] = emitted
-                job.said += len(emitted)
-                self.accepted += len(emitted) - 1
-                job.computed = len(job.text) - 1
-                self.lengths[row] = len(job.text)
+            emitted = self._say(name, prefill)
+            if emitted:
+                end = len(self.jobs[name].text)
+                self.tokens[row, end - len(emitted) : end] = emitted
+                self.lengths[row] = end
             sampled.append(emitted)
         drafts = self.proposer.propose(sampled, self.lengths, self.tokens, slot_mappings=None)
         assert len(drafts) == len(sampled)
         self.drafts = dict(zip(self.input_batch.req_ids, drafts, strict=True))
         return self.drafts
 
-    def run(self) -> None:
-        """Until every request has said all of it."""
-        while self.jobs:
-            self.step()
-            for name in [n for n, job in self.jobs.items() if job.said >= len(job.output)]:
-                self.end(name)
-        self.step()
-
-    def _verify(self, job: Job, draft: list[int]) -> list[int]:
-        rest = job.output[job.said :]
-        same = (token == said for token, said in zip(draft, rest, strict=False))
-        accepted = sum(1 for _ in itertools.takewhile(bool, same))
-        return rest[: accepted + 1]
-
-    def _enter(self, name: str) -> None:
-        row = len(self.input_batch.req_ids)
-        text = self.jobs[name].text
-        self.input_batch.req_ids.append(name)
-        self.tokens[row] = 0
-        self.tokens[row, : len(text)] = text
-        self.lengths[row] = len(text)
-
     def _leave(self, name: str) -> None:
-        # The last row moves into the gap.
         ids = self.input_batch.req_ids
+        if name not in ids:
+            return  # it is preempted
+        # The last row moves into the gap.
         row, last = ids.index(name), len(ids) - 1
         self.tokens[row], self.lengths[row] = self.tokens[last].copy(), self.lengths[last]
         ids[row] = ids[last]
         ids.pop()
+
+
+class ByHand:
+    """A background drafter without a thread, whose queue is worked off when a test says so."""
+
+    def __init__(self, drafter: BackgroundDrafter | None) -> None:
+        self.drafter = drafter
+
+    @property
+    def tasks(self) -> deque[Any]:
+        """What is queued; a test may take entries out and put them in."""
+        return deque() if self.drafter is None else self.drafter._queue
+
+    def steps(self) -> list[Any]:
+        """The reports of steps among the tasks."""
+        return [task for task in self.tasks if hasattr(task, "read")]
+
+    def lose(self, task: Any) -> None:
+        """The report of a step never arrives."""
+        self.tasks.remove(task)
+        copy, *_ = task.read.args
+        copy.free()
+
+    def run(self, most: int | None = None) -> None:
+        """Works tasks off in order, all or the first few."""
+        if self.drafter is None:
+            return
+        tasks = list(self.tasks)
+        count = len(tasks) if most is None else most
+        self.drafter._queue = deque(tasks[:count])
+        assert self.drafter.drain()
+        self.drafter._queue = deque(tasks[count:])
+
+
+class V2Host(Host):
+    """What a speculator sees of vLLM: places that requests take; and its thread, by hand."""
+
+    def __init__(self, *, rows: int = 4, length: int = 512, **options: Any) -> None:
+        """options: Of the configuration."""
+        super().__init__()
+        self.vllm_config = config(rows=rows, length=length, **options)
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, length, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
+        self.req_id_to_index: dict[str, int] = {}
+        self.free = list(range(rows))
+        by_hand = functools.partial(BackgroundDrafter, start=False)
+        with mock.patch.object(speculator_module, "BackgroundDrafter", by_hand):
+            self.speculator = FastdraftSpeculator(self.vllm_config, torch.device("cpu"), self)
+        self.thread = ByHand(self.speculator.drafter)
+        self.waiting: list[str] = []
+        self.steps = 0
+        self._preempted: set[str] = set()
+        self.speculator.attach(self)
+
+    @property
+    def kept(self) -> LateRequests:
+        """The requests at the engine."""
+        assert self.speculator.late is not None
+        return self.speculator.late
+
+    @property
+    def faults(self) -> int:
+        return self.speculator.faults
+
+    # What vLLM's runner has.
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            place = self.free.pop()
+            self.req_id_to_index[request.req_id] = place
+            tokens = torch.tensor(request.prefill_token_ids, dtype=torch.int32)
+            self.all_token_ids.gpu[place, : len(tokens)] = tokens
+            self.total_len.gpu[place] = len(tokens)
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        for name in scheduler_output.finished_req_ids | scheduler_output.preempted_req_ids:
+            if name in self.req_id_to_index:
+                self.free.append(self.req_id_to_index.pop(name))
+
+    # What a test does.
+
+    def add(self, name: str, job: Job) -> None:
+        self.jobs[name] = job
+        self.waiting.append(name)
+
+    def preempt(self, name: str, *, takes_back: int = 0) -> None:
+        """It gives its place up, loses its last tokens, and waits."""
+        self.jobs[name].said -= min(takes_back, self.jobs[name].said)
+        self.jobs[name].computed = 0
+        self._preempted.add(name)
+        self.drafts.pop(name, None)
+
+    def resume(self, name: str) -> None:
+        self.waiting.append(name)
+
+    @property
+    def running(self) -> list[str]:
+        return [name for name in self.jobs if name in self.req_id_to_index]
+
+    def step(self, *, prefill: int = 1 << 20) -> dict[str, int]:
+        """One step: how many tokens each row emitted. At most `prefill` tokens of a prompt."""
+        self._schedule()
+        names = sorted(self.running, key=lambda name: -self.req_id_to_index[name])
+        if not names:
+            return {}
+        self.steps += 1
+        emitted = {}
+        for name in names:
+            place = self.req_id_to_index[name]
+            self.drafts[name] = self.drafts.get(name, [])[: self.most_verified]
+            new = self._say(name, prefill)
+            end = len(self.jobs[name].text)
+            self.all_token_ids.gpu[place, end - len(new) : end] = torch.tensor(new).int()
+            self.total_len.gpu[place] += len(new)
+            emitted[name] = len(new)
+        drafts = self.propose(names, emitted)
+        for name, draft in zip(names, drafts.tolist(), strict=True):
+            self.drafts[name] = draft if emitted[name] else []
+        return emitted
+
+    def catch_up(self) -> None:
+        self.thread.run()
+
+    def _schedule(self) -> None:
+        """What happens before a forward: ends are told, and who waits gets a place."""
+        ended = SimpleNamespace(finished_req_ids=self._ended, preempted_req_ids=self._preempted)
+        self.finish_requests(ended)
+        self._ended, self._preempted = set(), set()
+        entering, self.waiting = self.waiting[: len(self.free)], self.waiting[len(self.free) :]
+        requests = []
+        for name in entering:
+            job = self.jobs[name]
+            requests.append(
+                SimpleNamespace(
+                    req_id=name,
+                    prompt_token_ids=job.prompt,
+                    prefill_token_ids=job.text,
+                    sampling_params=job.params,
+                    lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter),
+                )
+            )
+        self.add_requests(SimpleNamespace(scheduled_new_reqs=requests))
+
+    def _leave(self, name: str) -> None:
+        if name in self.waiting:
+            self.waiting.remove(name)
+
+    def propose(self, names: list[str], emitted: dict[str, int]) -> torch.Tensor:
+        places = torch.tensor([self.req_id_to_index[name] for name in names], dtype=torch.int32)
+        batch = SimpleNamespace(
+            num_reqs=len(names),
+            idx_mapping=places,
+            idx_mapping_np=places.numpy(),
+            req_ids=names,
+            num_draft_tokens_per_req=np.array([len(self.drafts.get(name, [])) for name in names]),
+        )
+        sampled = torch.tensor([emitted[name] for name in names], dtype=torch.int32)
+        nothing: Any = None
+        # The guard makes each operation much slower, and steps are much alike.
+        with (
+            mock.patch.object(align, "plain", as_on_a_device(align.plain)),
+            no_waiting() if self.steps % 5 in (1, 2) else nullcontext(),
+        ):
+            drafts = self.speculator.propose(
+                batch, *[nothing] * 4, sampled, *[nothing] * 5, num_speculative_tokens=8
+            )
+        assert drafts.shape == (len(names), self.speculator._lookahead)
+        assert drafts.dtype == torch.int64
+        return drafts
