@@ -49,6 +49,58 @@ def copying(*, output: int = 40, **more: Any) -> Job:
     return Job(CYCLE * 3, (CYCLE * 20)[:output], **more)
 
 
+@pytest.mark.parametrize(
+    ("make_one", "lag"), [(v1, 0), *((V2Host, lag) for lag in (0, 1, 2, "any"))]
+)
+def test_random_requests_leave_nothing_behind(make_one: Make, lag: int | str) -> None:
+    """Chunks of prompts, preemption, aborts, rows that change hands, and V2's thread that lags."""
+    random = np.random.default_rng(7)
+    host = make_one(memory_bytes=1 << 20)
+    names = [str(number) for number in range(1000 if make_one is v1 else 150)]
+    preempted: list[str] = []
+    while names or host.jobs:
+        while names and len(host.jobs) < 6:
+            start = int(random.integers(100, 900))
+            host.add(names.pop(), Job([*range(start, start + 30)], [*range(start + 5, start + 20)]))
+        if preempted and random.random() < 0.5:
+            host.resume(preempted.pop())
+        host.step(prefill=16)
+        if isinstance(host, V2Host):
+            tasks = len(host.thread.tasks)
+            host.thread.run(
+                int(random.integers(0, 6)) if lag == "any" else max(tasks - int(lag), 0)
+            )
+        for name in host.running:
+            job = host.jobs[name]
+            if job.said >= len(job.output) or random.random() < 0.02:
+                host.end(name)
+            elif random.random() < 0.02:
+                host.preempt(name, takes_back=int(random.integers(0, 3)))
+                preempted.append(name)
+    host.run()
+    host.assert_empty()
+    assert host.kept.stats.accepted > (2_000 if make_one is v1 else 150)
+    assert 0 < host.kept.memory.bytes <= 1 << 20
+
+
+def test_text_that_the_host_takes_back_is_forgotten(make: Make) -> None:
+    host = make()
+    host.add("a", copying(output=60))
+    for _ in range(4):
+        host.step()
+        host.catch_up()
+    host.preempt("a", takes_back=7)
+    job = host.jobs["a"]
+    job.output = job.output[: job.said] + [*range(500, 520)] * 2
+    host.resume("a")
+    host.step()
+    host.catch_up()
+    assert host.text_in_engine("a")[1] == len(job.text)
+    host.run()
+    host.assert_empty()
+    assert host.kept.stats.accepted > 20
+
+
 @pytest.mark.parametrize("most", [0, 2])
 def test_draft_tokens_that_were_not_verified_are_not_counted(make: Make, most: int) -> None:
     """vLLM cuts drafts where a step has no room; what follows may still be as drafted."""

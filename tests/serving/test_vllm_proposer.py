@@ -29,42 +29,6 @@ def copying(*, output: int = 40, **kwargs: Any) -> Job:
     return Job(CYCLE * 3, (CYCLE * 20)[:output], **kwargs)
 
 
-def test_many_requests_leave_the_engine_empty() -> None:
-    """With chunks of prompts, preemption, aborts and moving rows, and everything is drafted."""
-    random = np.random.default_rng(7)
-    host = V1Host(token_cost=0.02, memory_bytes=1 << 20)
-    drafter = host.proposer
-    names = (str(number) for number in range(1_000))
-    preempted: list[str] = []
-    more = True
-    while more or host.jobs:
-        while more and len(host.input_batch.req_ids) < 8 and len(host.jobs) < 8:
-            name = next(names, None)
-            if name is None:
-                more = False
-                break
-            start = int(random.integers(100, 900))
-            host.add(name, Job([*range(start, start + 30)], [*range(start + 5, start + 15)]))
-        if preempted and random.random() < 0.5:
-            host.resume(preempted.pop())
-        for draft in host.step(prefill=16).values():
-            assert len(draft) <= 8
-        running = list(host.input_batch.req_ids)
-        for name in running:
-            job = host.jobs[name]
-            if job.said >= len(job.output) or random.random() < 0.01:
-                host.end(name)
-            elif random.random() < 0.01:
-                host.preempt(name)
-                preempted.append(name)
-    host.step()
-    assert drafter.faults == 0
-    assert drafter.num_requests == drafter.engine.num_requests == 0
-    assert drafter.engine.num_bytes == 0
-    assert drafter.stats.accepted > 2_000
-    assert 0 < drafter.memory.bytes <= 1 << 20
-
-
 def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
     host = V1Host()
     drafter = host.proposer
@@ -124,23 +88,6 @@ def test_requests_without_room_for_a_draft_are_not_indexed(
     assert drafter.faults == drafter.num_requests == 0
     # Whoever expects a text hears what became of it.
     assert LedgerReader(tmp_path).prediction_tokens(ticket) == (int(indexed), 0)
-
-
-def test_text_that_the_host_takes_back_is_forgotten() -> None:
-    host = V1Host(token_cost=0.0)
-    drafter = host.proposer
-    host.add("a", copying(output=60))
-    for _ in range(4):
-        host.step()
-    job = host.jobs["a"]
-    job.said -= 7
-    job.output = job.output[: job.said] + [*range(500, 520)] * 2
-    host.drafts = {}
-    host.lengths[0] = len(job.text)
-    job.computed = len(job.text) - 1
-    host.run()
-    assert drafter.faults == drafter.num_requests == 0
-    assert drafter.stats.accepted > 20
 
 
 def cycle_with_errors(random: np.random.Generator, errors: float) -> list[int]:

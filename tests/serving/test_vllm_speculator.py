@@ -26,33 +26,6 @@ def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
 
 
-def late(host: V2Host) -> Any:
-    assert host.speculator.late is not None
-    return host.speculator.late
-
-
-def assert_empty(host: V2Host) -> None:
-    requests = late(host)
-    assert requests.num_requests == requests.engine.num_requests == 0
-    assert requests.engine.num_bytes == 0
-    assert_no_rows(host.speculator)
-
-
-def assert_no_rows(speculator: FastdraftSpeculator) -> None:
-    assert speculator.drafter is not None
-    trees = speculator._trees
-    assert not trees.numbers.any() and not trees.continuations.count.any()
-    assert not speculator._numbers and not speculator.drafter._requests
-    assert (speculator.drafter._seated == -1).all()
-
-
-def text_in_engine(host: V2Host, name: str) -> tuple[int, int]:
-    """The engine's id of a request that is running, and the tokens that it has of its text."""
-    assert host.speculator.drafter is not None
-    request = host.speculator.drafter._requests[host.speculator._numbers[name]]
-    return request.id, late(host).engine.num_tokens(request.id)
-
-
 def apart(**more: Any) -> dict[str, Any]:
     return {"fastdraft_remember": 0, **more}
 
@@ -65,44 +38,7 @@ def test_a_repeated_text_is_drafted() -> None:
     assert host.speculator.faults == 0
     assert host.speculator.stats.emitted == 80
     assert host.speculator.stats.accepted == 80 - host.steps
-    assert_empty(host)
-
-
-@pytest.mark.parametrize("lag", [0, 1, 2, "any"])
-def test_random_requests_leave_nothing_behind(lag: int | str) -> None:
-    """Chunks of prompts, preemption, aborts, places that change hands, and a thread that lags."""
-    random = np.random.default_rng(7)
-    host = V2Host(memory_bytes=1 << 20)
-    names = (str(number) for number in range(150))
-    preempted: list[str] = []
-    more = True
-    while more or host.jobs:
-        while more and len(host.jobs) < 6:
-            name = next(names, None)
-            if name is None:
-                more = False
-                break
-            start = int(random.integers(100, 900))
-            host.add(name, Job([*range(start, start + 30)], [*range(start + 5, start + 20)]))
-        if preempted and random.random() < 0.5:
-            host.resume(preempted.pop())
-        host.step(prefill=16)
-        if lag == "any":
-            host.thread.run(int(random.integers(0, 6)))
-        else:
-            host.thread.run(max(len(host.thread.tasks) - int(lag), 0))
-        for name in host.running:
-            job = host.jobs[name]
-            if job.said >= len(job.output) or random.random() < 0.02:
-                host.end(name)
-            elif random.random() < 0.02:
-                host.preempt(name, takes_back=int(random.integers(0, 3)))
-                preempted.append(name)
-    host.run()
-    assert host.speculator.faults == 0
-    assert host.speculator.stats.accepted > 150
-    assert_empty(host)
-    assert 0 < late(host).memory.bytes <= 1 << 20
+    host.assert_empty()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -114,7 +50,7 @@ def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int)
         text = random.integers(0, 50, 20).tolist() * 10
         host.add(str(number), Job(text[:40], text[40:], extra_args=apart()))
     seen: dict[int, list[int]] = {}
-    engine = late(host).engine
+    engine = host.kept.engine
 
     def record(ids: Any, token_ids: Any, offsets: Any, *args: Any, **kwargs: Any) -> None:
         for index, each in enumerate(ids):
@@ -122,7 +58,7 @@ def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int)
             seen.setdefault(int(each), []).extend(np.asarray(new).tolist())
         Engine.continue_batch(engine, ids, token_ids, offsets, *args, **kwargs)
 
-    late(host).engine = SimpleNamespace(
+    host.kept.engine = SimpleNamespace(
         continue_batch=record,
         add_request=engine.add_request,
         cancel=engine.cancel,
@@ -144,7 +80,7 @@ def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int)
     host.thread.run()
     assert host.speculator.faults == 0
     for name in host.running:
-        request, length = text_in_engine(host, name)
+        request, length = host.text_in_engine(name)
         assert seen[request] == host.jobs[name].output[: len(seen[request])]
         assert length == 40 + len(seen[request])
     assert seen
@@ -166,7 +102,7 @@ def test_a_gap_is_healed_by_the_next_copy() -> None:
     lose_steps(host, 2)
     host.step()
     host.thread.run()
-    assert text_in_engine(host, "a")[1] == len(host.jobs["a"].text)
+    assert host.text_in_engine("a")[1] == len(host.jobs["a"].text)
 
 
 def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
@@ -177,12 +113,11 @@ def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
     lose_steps(host, 20)
     host.step()
     host.thread.run()
-    assert text_in_engine(host, "a")[1] < len(host.jobs["a"].text) - 30
+    assert host.text_in_engine("a")[1] < len(host.jobs["a"].text) - 30
     # Its own text is drafted from all the same.
     assert max(host.step().values()) == 9
     host.run()
-    assert host.speculator.faults == 0
-    assert_empty(host)
+    host.assert_empty()
 
 
 def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +137,7 @@ def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
     for _ in range(100):
         host.step()
     host.thread.run()
-    assert text_in_engine(host, "a")[1] == len(host.jobs["a"].text)
+    assert host.text_in_engine("a")[1] == len(host.jobs["a"].text)
 
 
 def test_a_place_that_changes_hands_keeps_no_tree() -> None:
@@ -221,23 +156,6 @@ def test_a_place_that_changes_hands_keeps_no_tree() -> None:
         assert host.step() == {"b": 1}
 
 
-def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
-    host = V2Host()
-    job = Job(CYCLE * 3, CYCLE * 4, extra_args=apart())
-    host.add("a", job)
-    for _ in range(4):
-        host.step()
-        host.thread.run()
-    host.preempt("a", takes_back=2)
-    job.output[job.said :] = [7, 8, 9, 10, 11]
-    host.resume("a")
-    host.step()
-    host.thread.run()
-    assert text_in_engine(host, "a")[1] == len(job.text)
-    host.run()
-    assert_empty(host)
-
-
 def test_what_warms_vllm_up_is_not_looked_up() -> None:
     host = V2Host()
     for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):
@@ -245,7 +163,7 @@ def test_what_warms_vllm_up_is_not_looked_up() -> None:
     host.run()
     assert host.speculator.stats.emitted == 0
     assert host.speculator.faults == 0
-    assert len(late(host).memory.of(None)[0]) == 0
+    assert len(host.kept.memory.of(None)[0]) == 0
 
 
 def test_chances_are_for_vllms_adaptive_verification() -> None:
@@ -287,12 +205,12 @@ def test_faults_at_every_call_cost_drafts_alone(
 ) -> None:
     for at in (1, 2, 3, 5, 8, 13):
         host = V2Host()
-        late(host).engine = Broken(late(host).engine, at, once=once)
+        host.kept.engine = Broken(host.kept.engine, at, once=once)
         for number in range(3):
             host.add(str(number), Job(CYCLE[number:] * 3, CYCLE[number:] * 2))
         host.run()
         assert host.speculator.faults > 0 or at > 12
-        assert late(host).num_requests == 0
+        assert host.kept.num_requests == 0
         if once and at > 1:
             # Those that come later are drafted for again.
             host.add("later", Job(CYCLE * 3, CYCLE * 2))

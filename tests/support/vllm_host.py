@@ -145,6 +145,10 @@ class Job:
 class Host:
     """Requests that come and go, and a target that says what each job is to say."""
 
+    kept: Any
+    """The requests at the engine."""
+    faults: int
+
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.drafts: dict[str, list[int]] = {}
@@ -159,8 +163,22 @@ class Host:
         self._ended.add(name)
         self._leave(name)
 
+    def preempt(self, name: str, *, takes_back: int = 0) -> None:
+        """It gives its row up, loses its last tokens, and waits."""
+        job = self.jobs[name]
+        job.said -= min(takes_back, job.said)
+        job.computed = 0
+        self.drafts.pop(name, None)
+        self._leave(name)
+
     def step(self) -> Any:
         raise NotImplementedError
+
+    def assert_empty(self) -> None:
+        """Nothing went wrong, and nothing is left of the requests."""
+        assert self.faults == 0
+        assert self.kept.num_requests == self.kept.engine.num_requests == 0
+        assert self.kept.engine.num_bytes == 0
 
     def _leave(self, name: str) -> None:
         raise NotImplementedError
@@ -203,7 +221,8 @@ class V1Host(Host):
     def __init__(self, *, rows: int = 8, length: int = 512, **options: Any) -> None:
         """options: Of the configuration."""
         super().__init__()
-        self.proposer = FastdraftProposer(config(rows=rows, length=length, **options))
+        self.vllm_config = config(rows=rows, length=length, **options)
+        self.proposer = FastdraftProposer(self.vllm_config)
         self.tokens = np.zeros((rows, length), dtype=np.int32)
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.input_batch = SimpleNamespace(req_ids=[], num_logprobs={})
@@ -223,6 +242,12 @@ class V1Host(Host):
     def faults(self) -> int:
         return self.proposer.faults
 
+    def text_in_engine(self, name: str) -> tuple[int, int]:
+        """The engine's id of a request that is running, and the tokens that it has of its text."""
+        request = self.proposer._texts[name].request
+        assert request is not None
+        return request, self.kept.engine.num_tokens(request)
+
     def execute_model(self, scheduler_output: Any) -> None:
         self.executed += 1
         for name in scheduler_output.finished_req_ids:
@@ -241,10 +266,9 @@ class V1Host(Host):
         )
         self.resume(name)
 
-    def preempt(self, name: str) -> None:
-        self.drafts.pop(name, None)
-        self.jobs[name].computed = 0
-        self._leave(name)
+    @property
+    def running(self) -> list[str]:
+        return list(self.input_batch.req_ids)
 
     def resume(self, name: str) -> None:
         row = len(self.input_batch.req_ids)
@@ -285,6 +309,8 @@ class V1Host(Host):
             sampled.append(emitted)
         drafts = self.proposer.propose(sampled, self.lengths, self.tokens, slot_mappings=None)
         assert len(drafts) == len(sampled)
+        longest = self.vllm_config.speculative_config.num_speculative_tokens
+        assert max(map(len, drafts), default=0) <= longest
         self.drafts = dict(zip(self.input_batch.req_ids, drafts, strict=True))
         return self.drafts
 
@@ -383,11 +409,8 @@ class V2Host(Host):
         self.waiting.append(name)
 
     def preempt(self, name: str, *, takes_back: int = 0) -> None:
-        """It gives its place up, loses its last tokens, and waits."""
-        self.jobs[name].said -= min(takes_back, self.jobs[name].said)
-        self.jobs[name].computed = 0
+        super().preempt(name, takes_back=takes_back)
         self._preempted.add(name)
-        self.drafts.pop(name, None)
 
     def resume(self, name: str) -> None:
         self.waiting.append(name)
@@ -419,6 +442,20 @@ class V2Host(Host):
 
     def catch_up(self) -> None:
         self.thread.run()
+
+    def assert_empty(self) -> None:
+        super().assert_empty()
+        assert self.speculator.drafter is not None
+        trees = self.speculator._trees
+        assert not trees.numbers.any() and not trees.continuations.count.any()
+        assert not self.speculator._numbers and not self.speculator.drafter._requests
+        assert (self.speculator.drafter._seated == -1).all()
+
+    def text_in_engine(self, name: str) -> tuple[int, int]:
+        """The engine's id of a request that is running, and the tokens that it has of its text."""
+        assert self.speculator.drafter is not None
+        request = self.speculator.drafter._requests[self.speculator._numbers[name]]
+        return request.id, self.kept.engine.num_tokens(request.id)
 
     def _schedule(self) -> None:
         """What happens before a forward: ends are told, and who waits gets a place."""
