@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from numpy.typing import ArrayLike
@@ -41,26 +40,14 @@ class _Name(NamedTuple):
 class _Held:
     """A store, and what is known of its text's age."""
 
+    name: _Name
     store: Datastore
     limit: int
     """Its part of the bytes: the store's own limit."""
     used: int
     """The moment of its last use."""
-    marks: deque[tuple[int, int]] = field(default_factory=deque)
-    """Positions in the store, and the moments at which they were its end."""
-
-    def use(self, moment: int) -> None:
-        self.used = moment
-        end = self.store.end
-        if not self.marks or end >= self.marks[-1][0] + _MARK_TOKENS:
-            self.marks.append((end, moment))
-
-    def age(self) -> int:
-        """About when its oldest text entered; where it holds none, when it was used last."""
-        begin = self.store.begin
-        while self.marks and self.marks[0][0] <= begin:
-            self.marks.popleft()
-        return self.marks[0][1] if self.marks else self.used
+    marked: int = 0
+    """The position of its last mark."""
 
 
 class Memory:
@@ -101,8 +88,9 @@ class Memory:
         self._roomy: OrderedDict[_Name, None] = OrderedDict()
         # Stores that had little text when they were last used, the least recently used first.
         self._small: OrderedDict[_Name, None] = OrderedDict()
-        # Of each store an entry, with an age that it had or has: ages only rise.
-        self._ages: list[tuple[int, int, _Name, _Held]] = []
+        # Moments, positions that were then the ends of stores, and these. More marks than text has
+        # are of stores that have left.
+        self._marks: deque[tuple[int, int, _Held]] = deque(maxlen=max_bytes // _MARK_TOKENS)
         self._moments = itertools.count()
         self._lock = threading.RLock()
 
@@ -153,9 +141,8 @@ class Memory:
         with self._lock:
             held = self._held.get(name)
             if held is not None and not held.store.closed:
-                # It is used as a whole: all its text is as new as its last use.
-                held.marks.clear()
                 held.used = next(self._moments)
+                self._held.move_to_end(name)
                 return [held.store]
             if token_ids is None or not self.max_bytes:
                 return []
@@ -173,7 +160,8 @@ class Memory:
         with self._lock:
             if (held := self._held.get(name)) is None or held.store is not store:
                 return []
-            held.marks.clear()
+            # It is used as a whole: without marks all its text is as new as its last use.
+            self._held[name] = held = replace(held)
             self._set_limit(held, store.bytes)
             return [store]
 
@@ -242,13 +230,13 @@ class Memory:
         if held is None:
             self._make_room(_least_bytes(), None)
             store = Datastore(max_bytes=_least_bytes(), fingerprint=self._fingerprint)
-            held = self._held[name] = _Held(store, _least_bytes(), moment)
+            held = self._held[name] = _Held(name, store, _least_bytes(), moment)
             self._limits += held.limit
-            if len(self._ages) > 2 * len(self._held) + 16:
-                self._ages = [entry for entry in self._ages if self._held.get(entry[2]) is entry[3]]
-                heapq.heapify(self._ages)
-            heapq.heappush(self._ages, (moment, moment, name, held))
-        held.use(moment)
+        held.used = moment
+        begin, end = held.store.begin, held.store.end
+        if end >= held.marked + _MARK_TOKENS or held.marked <= begin:
+            held.marked = end
+            self._marks.append((moment, held.marked, held))
         self._held.move_to_end(name)
         self._roomy[name] = None
         self._roomy.move_to_end(name)
@@ -292,20 +280,24 @@ class Memory:
             if held is not user and held.store.bytes <= _least_bytes():
                 self._drop(name)
         step = max(_least_bytes() // 4, self._room // 64)
-        while (missing := wanted - (self.max_bytes - self._limits)) > 0 and self._ages:
-            age, _, name, held = heapq.heappop(self._ages)
-            if self._held.get(name) is not held:
-                continue
-            now = held.age()
-            if now == age and held is not user:
-                least = max(0, held.limit - min(missing, step))
-                if self._set_limit(held, least) > least or held.store.closed:
-                    self._drop(name)
-                    continue
-                now = held.age()
-            heapq.heappush(self._ages, (now, next(self._moments), name, held))
-            if now == age and held is user:
+        while (missing := wanted - (self.max_bytes - self._limits)) > 0 and self._held:
+            oldest = self._oldest()
+            if oldest is user:
                 break
+            least = max(0, oldest.limit - min(missing, step))
+            if self._set_limit(oldest, least) > least or oldest.store.closed:
+                self._drop(oldest.name)
+
+    def _oldest(self) -> _Held:
+        """The store with the text that entered longest ago; all text after a store's last mark
+        counts as that of its last use."""
+        unused = next(iter(self._held.values()))
+        while self._marks and self._marks[0][0] <= unused.used:
+            _, position, held = self._marks[0]
+            if self._held.get(held.name) is held and position > held.store.begin:
+                return held
+            self._marks.popleft()
+        return unused
 
     def _set_limit(self, held: _Held, limit: int) -> int:
         self._limits -= held.limit

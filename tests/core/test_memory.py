@@ -285,12 +285,13 @@ def test_a_corpus_that_is_forgotten_while_it_is_indexed_stays_away(
 
 
 def test_a_corpus_in_use_stays_while_text_comes_and_goes() -> None:
-    memory = Memory(10 * LEAST)
-    [used] = memory.corpus(None, "used", range(1000))
+    memory = Memory(20 * LEAST)
+    [used] = memory.corpus(None, "used", range(6000))
+    whole = len(used)
     [left] = memory.corpus(None, "left", range(1000))
     for number in range(200):
         memory.of(None)[0].add([*range(number * 1000, number * 1000 + 1000)])
-        assert memory.corpus(None, "used") == [used]
+        assert memory.corpus(None, "used") == [used] and len(used) == whole
     assert left.closed
     # The end of one that is too large is kept.
     [large] = memory.corpus(None, "large", range(100_000))
