@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle, islice
 from statistics import median
-from typing import NamedTuple
 
 from experiment import PLAIN, Experiment, Measured, Mode, constant, options_of, short
 from prompts import PROMPTS
@@ -49,82 +48,65 @@ of transformers. As in the report c is the time per token of the draft model by 
 the target."""
 
 
-class Table(NamedTuple):
-    """A table of the report.
-
-    Attributes:
-        models: The target, its draft model, and in tables 5 and 6 the one that drafts for that.
-        cuts: What drafts here in place of these.
-        rows: gamma, alpha, seconds a token, empirical speed, theoretical speed; of three models
-            gamma, alpha of the tiny and of the draft model, seconds a token, empirical speed.
-    """
-
-    models: tuple[str, ...]
-    cuts: tuple[str, ...]
-    rows: tuple[tuple[float, ...], ...]
-
-
-TABLES = {
-    1: Table(
-        ("gpt2-large", "distilgpt2"),
-        ("cut:1",),
-        (
-            (2, 0.48, 0.0272, 1.202, 1.338),
-            (3, 0.36, 0.0277, 1.180, 1.084),
-            (4, 0.30, 0.0274, 1.193, 0.998),
-            (5, 0.23, 0.0291, 1.123, 0.766),
-            (7, 0.18, 0.0300, 1.090, 0.618),
-        ),
-    ),
-    2: Table(
-        ("gpt2-medium", "gpt2"),
-        ("cut:10",),
-        (
-            (2, 0.56, 0.0192, 0.958333, 0.946),
-            (3, 0.47, 0.0203, 0.906404, 0.727),
-            (4, 0.41, 0.0216, 0.851852, 0.566),
-            (5, 0.34, 0.0239, 0.769874, 0.438),
-            (7, 0.27, 0.0289, 0.636678, 0.309),
-        ),
-    ),
-    3: Table(
-        ("gpt2", "distilgpt2"),
-        ("cut:11",),
-        (
-            (2, 0.57, 0.0105, 0.904, 0.950),
-            (3, 0.49, 0.0112, 0.848, 0.742),
-            (5, 0.37, 0.0139, 0.683, 0.454),
-        ),
-    ),
-    4: Table(
-        ("gpt2-medium", "distilgpt2"),
-        ("cut:2",),
-        (
-            (2, 0.46, 0.0178, 1.033, 1.124),
-            (3, 0.38, 0.0180, 1.022, 0.913),
-            (5, 0.26, 0.0200, 0.920, 0.609),
-        ),
-    ),
-    5: Table(
-        ("gpt2-medium", "gpt2", "distilgpt2"),
-        ("cut:10", "cut:2"),
-        (
-            (2, 0.59, 0.49, 0.0154, 1.194),
-            (3, 0.51, 0.52, 0.0169, 1.088),
-            (4, 0.46, 0.52, 0.0181, 1.016),
-            (5, 0.40, 0.52, 0.0186, 0.989),
-        ),
-    ),
-    6: Table(
-        ("gpt2-large", "gpt2", "distilgpt2"),
-        ("cut:4", "cut:1"),
-        (
-            (2, 0.59, 0.48, 0.0227, 1.440),
-            (3, 0.50, 0.50, 0.0235, 1.391),
-            (4, 0.47, 0.48, 0.0259, 1.262),
-            (5, 0.41, 0.48, 0.0251, 1.302),
-        ),
-    ),
+# The target, its draft model, and in tables 5 and 6 the one that drafts for that.
+MODELS: dict[int, tuple[str, ...]] = {
+    1: ("gpt2-large", "distilgpt2"),
+    2: ("gpt2-medium", "gpt2"),
+    3: ("gpt2", "distilgpt2"),
+    4: ("gpt2-medium", "distilgpt2"),
+    5: ("gpt2-medium", "gpt2", "distilgpt2"),
+    6: ("gpt2-large", "gpt2", "distilgpt2"),
+    7: ("gpt2-large", "distilgpt2"),
+}
+# What drafts here in place of these.
+CUTS: dict[int, tuple[str, ...]] = {
+    1: ("cut:1",),
+    2: ("cut:10",),
+    3: ("cut:11",),
+    4: ("cut:2",),
+    5: ("cut:10", "cut:2"),
+    6: ("cut:4", "cut:1"),
+    7: ("cut:1",),
+}
+# gamma, alpha, seconds a token, empirical speed, theoretical speed; of three models gamma, alpha of
+# the tiny and of the draft model, seconds a token, empirical speed.
+ROWS: dict[int, list[tuple[float, ...]]] = {
+    1: [
+        (2, 0.48, 0.0272, 1.202, 1.338),
+        (3, 0.36, 0.0277, 1.180, 1.084),
+        (4, 0.30, 0.0274, 1.193, 0.998),
+        (5, 0.23, 0.0291, 1.123, 0.766),
+        (7, 0.18, 0.0300, 1.090, 0.618),
+    ],
+    2: [
+        (2, 0.56, 0.0192, 0.958333, 0.946),
+        (3, 0.47, 0.0203, 0.906404, 0.727),
+        (4, 0.41, 0.0216, 0.851852, 0.566),
+        (5, 0.34, 0.0239, 0.769874, 0.438),
+        (7, 0.27, 0.0289, 0.636678, 0.309),
+    ],
+    3: [
+        (2, 0.57, 0.0105, 0.904, 0.950),
+        (3, 0.49, 0.0112, 0.848, 0.742),
+        (5, 0.37, 0.0139, 0.683, 0.454),
+    ],
+    4: [
+        (2, 0.46, 0.0178, 1.033, 1.124),
+        (3, 0.38, 0.0180, 1.022, 0.913),
+        (5, 0.26, 0.0200, 0.920, 0.609),
+    ],
+    5: [
+        (2, 0.59, 0.49, 0.0154, 1.194),
+        (3, 0.51, 0.52, 0.0169, 1.088),
+        (4, 0.46, 0.52, 0.0181, 1.016),
+        (5, 0.40, 0.52, 0.0186, 0.989),
+    ],
+    6: [
+        (2, 0.59, 0.48, 0.0227, 1.440),
+        (3, 0.50, 0.50, 0.0235, 1.391),
+        (4, 0.47, 0.48, 0.0259, 1.262),
+        (5, 0.41, 0.48, 0.0251, 1.302),
+    ],
 }
 
 # Table 7, gpt2-large and distilgpt2: alpha, seconds a token and empirical speed, by the schedule
@@ -137,9 +119,10 @@ ADAPTIVE = {
 
 
 def measure(
-    experiment: Experiment, table: Table, names: Sequence[str], modes: Sequence[Mode]
+    experiment: Experiment, names: Sequence[str], modes: Sequence[Mode]
 ) -> dict[str, Measured]:
     """The modes, beside the target and each draft model by itself, whose times are printed."""
+    number = experiment.options.table
     alone = [Mode(f"{name} alone", model=experiment.draft(name)) for name in names]
     own = {"summary": PROMPTS["summary"]}
     prompts = experiment.prompts(own, {"summary": ["summarization"]})["summary"]
@@ -148,12 +131,12 @@ def measure(
         # The same again with other seeds where there are fewer than samples.
         [*islice(cycle(prompts), experiment.options.samples)],
         temperature=experiment.options.temperature,
-        title=f"Table {experiment.options.table}",
+        title=f"Table {number}",
     )
     places = [(experiment.name, PLAIN), *((short(name), f"{name} alone") for name in names)]
     rows = [
         {"report": model, "report ms": ALONE[model], "here": name, "ms": found[mode].ms}
-        for model, (name, mode) in zip(table.models, places, strict=True)
+        for model, (name, mode) in zip(MODELS[number], places, strict=True)
     ]
     show("Models by themselves, ms a token (the report's section 4)", None, rows)
     return found
@@ -191,23 +174,23 @@ def constants(experiment: Experiment, number: int) -> Row:
     Where fewer are missing for a whole draft, the tiny model drafts fewer: the theorem is taken for
     the mean lengths.
     """
-    table, given = TABLES[number], (experiment.options.draft, experiment.options.tiny)
-    names = [own or cut for own, cut in zip(given, table.cuts, strict=False)]
+    models, given = MODELS[number], (experiment.options.draft, experiment.options.tiny)
+    names = [own or cut for own, cut in zip(given, CUTS[number], strict=False)]
     draft, *tiny = map(experiment.draft, names)
     modes = []
-    for gamma in (int(row[0]) for row in table.rows):
+    for gamma in (int(row[0]) for row in ROWS[number]):
         if tiny:
             two = constant(draft, gamma + 1)
             modes.append(Mode(f"two models, gamma {gamma}", two))
             modes.append(Mode(f"gamma {gamma}", Staged([constant(tiny[0], gamma), two])))
         else:
             modes.append(Mode(f"gamma {gamma}", constant(draft, gamma)))
-    found = measure(experiment, table, names, modes)
+    found = measure(experiment, names, modes)
     plain = found[PLAIN]
     costs = [found[f"{name} alone"].ms / plain.ms for name in names]
     rows: list[Row] = []
-    for values in table.rows:
-        row: Row = dict(zip(REPORTED[len(table.models)], values, strict=True))
+    for values in ROWS[number]:
+        row: Row = dict(zip(REPORTED[len(models)], values, strict=True))
         row["report ms"] = 1000 * row.pop("seconds")
         gamma, cost = int(row["gamma"]), costs[0]
         own, rate = found[f"gamma {gamma}"], found[f"gamma {gamma}"].acceptance_rate()
@@ -237,15 +220,15 @@ def constants(experiment: Experiment, number: int) -> Row:
         rows.append(row)
     used = " and ".join(f"{cost:.2f}" for cost in costs)
     show(
-        f"Table {number}: {' for '.join(table.models[::-1])}; "
+        f"Table {number}: {' for '.join(models[::-1])}; "
         f"{' for '.join(map(short, names[::-1]))} for {experiment.name}, c = {used}",
         {"gamma": "gamma"}
-        | RATES[len(table.models)]
+        | RATES[len(models)]
         | MEASURED
         | ({"without\nthe tiny one": "speed of two"} if tiny else {}),
         rows,
     )
-    report_costs = [ALONE[model] / ALONE[table.models[0]] for model in table.models[1:]]
+    report_costs = [ALONE[model] / ALONE[models[0]] for model in models[1:]]
     return {"c": costs, "report c": report_costs, "rows": rows, "plain": plain.beside(plain)}
 
 
@@ -255,15 +238,14 @@ def adaptive(experiment: Experiment) -> Row:
     The report makes gamma greater or smaller as tokens are accepted or not, and does not say by how
     much. The heuristic of assisted generation is such a rule; it begins with the report's gamma.
     """
-    table = TABLES[1]
-    name = experiment.options.draft or table.cuts[0]
+    name = experiment.options.draft or CUTS[7][0]
     draft = experiment.draft(name)
     modes = [
         *(Mode(f"constant {gamma}", constant(draft, gamma)) for gamma in (2, 3)),
         Mode("heuristic", AssistantModel(draft, schedule="heuristic", num_tokens=3, lookup=None)),
         Mode("adaptive", AssistantModel(draft, lookup=None)),
     ]
-    found = measure(experiment, table, [name], modes)
+    found = measure(experiment, [name], modes)
     plain = found[PLAIN]
     rows: list[Row] = []
     for mode in modes:
