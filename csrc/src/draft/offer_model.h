@@ -122,7 +122,7 @@ class OfferModel {
     bool offered;
     bool known;        // whether anything else expects it
     float before;      // its weight without the offer; of an unknown one 0
-    bool rivalled;     // whether anything else expects another token
+    bool rivalled;     // of an unknown one: whether anything else expects other tokens
     float rival;       // the weight of the best of these
     float confidence;  // of the offer in it, or in the best token that it offers instead; NaN: none
     std::int32_t depth;  // how many tokens of the draft lead to it

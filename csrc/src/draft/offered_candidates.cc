@@ -52,13 +52,10 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
   std::int32_t child = links.first[static_cast<std::size_t>(node) + 1];
   if (child < 0) return;
   const std::size_t known = candidates_.size();
-  // The two highest weights among the candidates found without this offer.
-  float best = kNone;
-  float second = kNone;
+  // What an offered token is up against that is not among the candidates found without this offer.
+  float rival = kNone;
   for (std::size_t c = first; c < known; ++c) {
-    const float weight = candidates_[c].candidate.weight;
-    second = std::max(second, std::min(best, weight));
-    best = std::max(best, weight);
+    rival = std::max(rival, candidates_[c].candidate.weight);
   }
   float surest = std::numeric_limits<float>::quiet_NaN();
   for (; child >= 0; child = links.next[static_cast<std::size_t>(child)]) {
@@ -82,7 +79,6 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
     const float before = each.candidate.weight;
     const std::int32_t place = each.places[k];
     const bool offered = place >= 0;
-    const float rival = c < known && before == best ? second : best;
     const float confidence = offered && offer.confidences != nullptr
                                  ? offer.confidences[static_cast<std::size_t>(place)]
                                  : surest;
