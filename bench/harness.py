@@ -12,10 +12,11 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -78,6 +79,38 @@ def in_a_process(call: Callable[..., Any], *operands: Any) -> Any:
     """What a call gives in a fresh process, for what a process's memory says."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(call, *operands).result()
+
+
+class Forward(NamedTuple):
+    """A forward of a model: when it began and ended, in seconds, and for how many rows."""
+
+    began: float
+    ended: float
+    rows: int
+
+
+@contextmanager
+def timed_forwards(model: Any, clock: Callable[[], float]) -> Iterator[list[Forward]]:
+    """A list that takes each forward of a model of transformers, by a clock's readings."""
+    forwards: list[Forward] = []
+    began = 0.0
+
+    def before(*_: Any) -> None:
+        nonlocal began
+        began = clock()
+
+    def after(_model: Any, _operands: Any, options: Row, _output: Any) -> None:
+        forwards.append(Forward(began, clock(), len(options["input_ids"])))
+
+    hooks = [
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield forwards
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def percentiles(times: Iterable[int]) -> dict[str, float]:

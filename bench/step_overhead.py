@@ -93,37 +93,20 @@ class Replayer:
     def cancel(self, request: int) -> None: ...
 
 
-class Forwards:
-    """When each forward of a model began and ended, in CPU time."""
-
-    def __init__(self, model: Any) -> None:
-        self._times: list[tuple[float, float]] = []
-        self._rows: list[int] = []
-        self._began = 0.0
-        model.register_forward_pre_hook(self._begin, with_kwargs=True)
-        model.register_forward_hook(self._end)
-
-    def _begin(self, module: Any, arguments: Any, kwargs: dict[str, Any]) -> None:
-        self._rows.append(len(kwargs["input_ids"]))
-        self._began = time.process_time()
-
-    def _end(self, *_: Any) -> None:
-        self._times.append((self._began, time.process_time()))
-
-    def measure(self, run: Callable[[], object]) -> Row:
-        """Milliseconds of a step and of its parts, while all rows run; the prompt's is left out."""
-        self._times, self._rows = [], []
+def measure(model: Any, run: Callable[[], object]) -> Row:
+    """Milliseconds of a step and of its parts in CPU time, while all rows run, without the
+    prompt's."""
+    with harness.timed_forwards(model, time.process_time) as forwards:
         run()
-        rows = np.array(self._rows)
-        began, ended = np.array(self._times).T * 1e3
-        whole = np.flatnonzero(rows[:-1] == rows[0])[1:-1]
-        step = (began[1:] - began[:-1])[whole]
-        overhead = (began[1:] - ended[:-1])[whole]
-        return {
-            "step_ms": float(np.median(step)),
-            "forward_ms": float(np.median(step - overhead)),
-            "overhead_ms": float(np.median(overhead)),
-        }
+    began, ended, rows = np.array(forwards).T
+    whole = np.flatnonzero(rows[:-1] == rows[0])[1:-1]
+    step = 1e3 * (began[1:] - began[:-1])[whole]
+    overhead = 1e3 * (began[1:] - ended[:-1])[whole]
+    return {
+        "step_ms": float(np.median(step)),
+        "forward_ms": float(np.median(step - overhead)),
+        "overhead_ms": float(np.median(overhead)),
+    }
 
 
 def prompts(rows: int) -> dict[str, Any]:
@@ -161,7 +144,7 @@ def forward_alone(model: Any, rows: int, *, width: int, cached: int, steps: int)
 
 def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: int) -> Row:
     """The ways in turn: medians, and the ratios to plain."""
-    inputs, forwards = prompts(rows), Forwards(model)
+    inputs = prompts(rows)
     options: dict[str, Any] = {
         "do_sample": False,
         "max_new_tokens": new_tokens,
@@ -184,9 +167,9 @@ def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: i
 
     figures = harness.interleave(
         {
-            "plain": lambda _: forwards.measure(plain),
-            "without drafts": lambda _: forwards.measure(lambda: drafted(0)),
-            "with drafts": lambda _: forwards.measure(lambda: drafted(lookahead)),
+            "plain": lambda _: measure(model, plain),
+            "without drafts": lambda _: measure(model, lambda: drafted(0)),
+            "with drafts": lambda _: measure(model, lambda: drafted(lookahead)),
             "forward alone": lambda _: alone(),
         },
         rounds,

@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,32 +151,6 @@ class Measured(NamedTuple):
             c = statistics.median([c for c in known if c is not None] or [float("nan")])
             row |= {"alpha": self.assistant().alpha, "gamma": self.assistant().gamma, "c": c}
         return row
-
-
-@contextmanager
-def timed_forwards(model: Any) -> Iterator[list[float]]:
-    """A list that takes the seconds of each forward of the model. A forward is waited for."""
-    seconds: list[float] = []
-    began = 0.0
-
-    def now() -> float:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        return time.perf_counter()
-
-    def before(*_: Any) -> None:
-        nonlocal began
-        began = now()
-
-    hooks = [
-        model.register_forward_pre_hook(before),
-        model.register_forward_hook(lambda *_: seconds.append(now() - began)),
-    ]
-    try:
-        yield seconds
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class Streamer(BaseStreamer):
@@ -377,7 +351,7 @@ class Experiment:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        with torch.inference_mode(), timed_forwards(self.model) as forwards:
+        with torch.inference_mode(), harness.timed_forwards(self.model, self._now) as forwards:
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
@@ -388,7 +362,14 @@ class Experiment:
         later = len(tokens) - first
         seconds = (time.perf_counter() - began) / later if later else None
         drafted = (None, []) if output is None else (output.stats, output.assistants or [])
-        return Answer(tokens, seconds, *drafted), forwards[prompts_forwards:]
+        took = [each.ended - each.began for each in forwards[prompts_forwards:]]
+        return Answer(tokens, seconds, *drafted), took
+
+    def _now(self) -> float:
+        """The clock, when what the device was given before is done."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return time.perf_counter()
 
     def finish(self, results: Row, differences: str) -> None:
         """Prints what differs from the paper, settings and machine, and writes JSON if asked to."""
