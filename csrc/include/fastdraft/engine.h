@@ -202,9 +202,9 @@ class FASTDRAFT_EXPORT Engine {
     std::int32_t most = std::numeric_limits<std::int32_t>::max();
   };
   void take(Request& request, RequestId id, const Step& step);
-  template <typename Take>
+  template <typename Complete>
   std::vector<RowError> take_rows(const RequestId* ids, std::int64_t rows, const Token* emitted,
-                                  const std::int64_t* offsets, Take take);
+                                  const std::int64_t* offsets, Complete complete);
   static void count_step(Request& request, const Token* emitted, std::int64_t count,
                          std::int32_t drafted) noexcept;
   static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,

@@ -559,11 +559,12 @@ void Engine::take(Request& request, RequestId id, const Step& step) {
   }
 }
 
-// Calls `take(row, request)` for each row, and gives the errors of those that failed, in order.
-template <typename Take>
+// Takes the steps of rows, to which `complete(row, step)` adds what else is known of them, and
+// gives the errors of those that failed, in order.
+template <typename Complete>
 std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
                                         const Token* emitted, const std::int64_t* offsets,
-                                        Take take) {
+                                        Complete complete) {
   std::vector<RowError> failed;
   const auto approach = [&](std::int64_t row, Request& request, int step) {
     // No other token was checked yet, and one that is refused has no way.
@@ -572,10 +573,14 @@ std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
            request.context.approach(request.approach, emitted[offsets[row]], step);
   };
   const auto take_row = [&](std::int64_t row, std::optional<RequestTable::Locked>& request) {
+    const Token* tokens = emitted + offsets[row];
+    const std::int64_t count = offsets[row + 1] - offsets[row];
     try {
-      check_tokens(emitted + offsets[row], offsets[row + 1] - offsets[row], "emitted_ids");
+      check_tokens(tokens, count, "emitted_ids");
       if (!request) RequestTable::throw_unknown(ids[row]);
-      take(row, **request);
+      Step step{tokens, count, tokens, count, std::nullopt};
+      complete(row, step);
+      take(**request, ids[row], step);
     } catch (const std::exception&) {
       failed.push_back({row, std::current_exception()});
     }
@@ -590,12 +595,8 @@ std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t r
                                             const std::int32_t* drafted) {
   check_offsets(offsets, rows);
   check_drafted(drafted, rows);
-  return take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
-    const Token* tokens = emitted + offsets[row];
-    const std::int64_t count = offsets[row + 1] - offsets[row];
-    Step step{tokens, count, tokens, count, std::nullopt};
+  return take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Step& step) {
     if (drafted != nullptr) step.most = drafted[row];
-    take(request, ids[row], step);
   });
 }
 
@@ -638,15 +639,12 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
   // First all rows learn, then all guess by what was learned.
   const auto several = tokens_of_several_rows(ids, rows, emitted, offsets);
   std::vector<RowError> failed =
-      take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
-        const Token* tokens = emitted + offsets[row];
-        const std::int64_t count = offsets[row + 1] - offsets[row];
-        Step step{tokens, count, tokens, count, drafted == nullptr ? 0 : drafted[row]};
+      take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Step& step) {
+        step.verified = drafted == nullptr ? 0 : drafted[row];
         if (const auto all = several.find(ids[row]); all != several.end()) {
           step.came = all->second.data();
           step.num_came = static_cast<std::int64_t>(all->second.size());
         }
-        take(request, ids[row], step);
       });
   const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
   // Of several rows that go to one place the last one stays.
