@@ -1,4 +1,4 @@
-// A slow answer to hold datastores against.
+// Text for datastores, and a slow answer to hold them against.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,12 @@
 #include "texts.h"
 
 namespace fastdraft::testing {
+
+// Adds a document that is all prompt.
+inline void add_text(Datastore& store, const Tokens& text) {
+  const auto size = static_cast<std::int64_t>(text.size());
+  store.add(text.data(), size, size);
+}
 
 // What Datastore::Reader::find is to find, by looking at every position: in a store whose documents
 // have no common beginning, which would be stored once.

@@ -24,12 +24,8 @@
 namespace fastdraft {
 namespace {
 
+using testing::add_text;
 using testing::Tokens;
-
-void add(Datastore& store, const Tokens& text) {
-  const auto size = static_cast<std::int64_t>(text.size());
-  store.add(text.data(), size, size);
-}
 
 constexpr std::int64_t kLeastBytes = 40 << 10;
 
@@ -38,7 +34,7 @@ TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
   const auto store = Datastore::live(kLimit);
   std::int64_t most = 0;
   for (std::uint32_t round = 0; round < 200; ++round) {
-    add(*store, testing::random_text(3000, round % 3 == 0 ? 4 : (1 << 22) - 1, round));
+    add_text(*store, testing::random_text(3000, round % 3 == 0 ? 4 : (1 << 22) - 1, round));
     most = std::max(most, store->bytes());
   }
   EXPECT_LE(most, kLimit);
@@ -52,14 +48,14 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
     const auto store = Datastore::live(std::int64_t{128} << 20);
     Tokens text;
     for (Token i = 0; i < tokens; ++i) text.push_back(i % 5000);
-    add(*store, text);
+    add_text(*store, text);
     const std::int64_t held = store->bytes();
     for (const std::int64_t limit : {held - held / 8, held - held / 4, held - held / 2}) {
       const std::int64_t before = store->num_tokens();
       EXPECT_EQ(store->limit(limit), limit);
       EXPECT_LE(store->bytes(), limit);
       EXPECT_LT(store->num_tokens(), before);
-      add(*store, Tokens(text.begin(), text.begin() + 4000));
+      add_text(*store, Tokens(text.begin(), text.begin() + 4000));
       EXPECT_LE(store->bytes(), limit);
       const Tokens query{1, 2, 3, 4};
       Occurrence found[4];
@@ -74,7 +70,7 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
     EXPECT_EQ(store->bytes(), least);
     EXPECT_GT(store->num_tokens(), 0);
     EXPECT_EQ(store->limit(held), held);
-    add(*store, text);
+    add_text(*store, text);
     EXPECT_LE(store->bytes(), held);
     EXPECT_GT(store->bytes(), held - held / 4);
   }

@@ -17,6 +17,7 @@
 #include "engine/request_table.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "stores.h"
 #include "texts.h"
 
 namespace fastdraft {
@@ -88,11 +89,6 @@ Tokens propose(Engine& engine, RequestId id, const ProposeOptions& options = {})
   return draft.tokens;
 }
 
-void add_to(Datastore& store, const Tokens& text) {
-  const auto size = static_cast<std::int64_t>(text.size());
-  store.add(text.data(), size, size);
-}
-
 EngineConfig drafting_all() {
   EngineConfig config;
   config.lookahead = 16;
@@ -122,7 +118,7 @@ class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
   static std::shared_ptr<Datastore> make_store() {
     auto store = Datastore::live(kStoreBytes);
     for (std::uint32_t seed = 0; seed < 5; ++seed) {
-      add_to(*store, testing::random_text(60, 4, seed + 90));
+      testing::add_text(*store, testing::random_text(60, 4, seed + 90));
     }
     return store;
   }

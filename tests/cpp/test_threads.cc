@@ -19,22 +19,19 @@
 #include "fastdraft/error.h"
 #include "fastdraft/offers.h"
 #include "folder.h"
+#include "stores.h"
 #include "texts.h"
 
 namespace fastdraft {
 namespace {
 
+using testing::add_text;
 using testing::Folder;
 using testing::Tokens;
 
 RequestId add_predicted(Engine& engine, const Tokens& prompt) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), prompt.data(),
                             static_cast<std::int64_t>(prompt.size()));
-}
-
-void add_text(Datastore& store, const Tokens& text) {
-  const auto size = static_cast<std::int64_t>(text.size());
-  store.add(text.data(), size, size);
 }
 
 void run_threads(int count, const std::function<void(std::uint32_t)>& body) {
@@ -256,7 +253,7 @@ TEST(Threads, ReadersDoNotKeepTextOutOfAStore) {
   constexpr int kLookups = 5'000'000;
   const auto store = Datastore::live(1 << 20);
   const Tokens text = testing::random_text(300, 40, 0);
-  store->add(text.data(), 300, 300);
+  add_text(*store, text);
   std::atomic<std::uint32_t> reading{0};
   std::atomic<int> added{0};
   std::atomic<std::int64_t> looked_up{0};
@@ -264,8 +261,7 @@ TEST(Threads, ReadersDoNotKeepTextOutOfAStore) {
     if (thread == kReaders) {
       while (reading < kReaders) std::this_thread::yield();
       for (std::uint32_t i = 1; added < kDocuments; ++i) {
-        const Tokens document = testing::random_text(300, 40, i);
-        store->add(document.data(), 300, 300);
+        add_text(*store, testing::random_text(300, 40, i));
         if (reading < kReaders) return;
         ++added;
       }
