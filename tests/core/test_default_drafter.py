@@ -130,6 +130,16 @@ def corpus() -> Iterator[Datastore]:
     token_cost=0.0,
     names=False,
 )
+@example(  # offers deeper than depths are told apart
+    prompt=[],
+    prediction=[],
+    documents=None,
+    steps=[(9, [5], 9, ([[(token % 5, 0, 0.5) for token in range(9)], []], True, False))] * 2,
+    lookahead=20,
+    tree_budget=None,
+    token_cost=0.0,
+    names=False,
+)
 def test_drafts_are_the_oracles(
     corpus: Datastore,
     prompt: list[int],
