@@ -107,13 +107,8 @@ class _Request:
     """What it has emitted meanwhile."""
 
 
-class _Expected(NamedTuple):
-    """A report that is still on its way."""
-
-    read: Callable[[], Report]
-
-
-_Entry = _Expected | Callable[[], object]
+_Queue = deque[tuple[Callable[[], Any], bool]]
+"""What to call, and whether that gives a report."""
 
 
 class BackgroundDrafter:
@@ -160,7 +155,7 @@ class BackgroundDrafter:
         self._send = publish
         self._changed = threading.Condition()
         # The condition's lock guards these.
-        self._queue: deque[_Entry] = deque()
+        self._queue: _Queue = deque()
         self._stopping = self._busy = False
         self._last_number = 0
         # The thread's own: requests by number, and those without an index.
@@ -226,7 +221,7 @@ class BackgroundDrafter:
             this report, and is counted.
         """
         with self._changed:
-            self._put(_Expected(read))
+            self._put(read, reports=True)
 
     def finish(self, number: int) -> None:
         """Ends a request after all that was reported so far; its text enters its datastores.
@@ -297,28 +292,28 @@ class BackgroundDrafter:
                     return
             self.run_once()
 
-    def _put(self, entry: _Entry) -> None:
+    def _put(self, call: Callable[[], Any], *, reports: bool = False) -> None:
         if not self._stopping:
-            self._queue.append(entry)
+            self._queue.append((call, reports))
             self._changed.notify_all()
 
     def _is_idle(self) -> bool:
         return not (self._queue or self._busy or self._unindexed)
 
-    def _take(self, queue: deque[_Entry]) -> None:
+    def _take(self, queue: _Queue) -> None:
         ready: list[Report] = []
-        for entry in queue:
+        for call, reports in queue:
             if self._stopping:
                 return
             try:
-                if isinstance(entry, _Expected):
+                if reports:
                     self._publish()  # now: the next line may wait for a whole step
-                    ready.append(self._new_of(entry.read()))
+                    ready.append(self._new_of(call()))
                 else:
                     # What was reported before a request ends belongs to it.
                     self._continue(ready)
                     ready = []
-                    entry()
+                    call()
             except Exception as error:
                 self._faults.add(_COSTS, error)
         self._continue(ready)

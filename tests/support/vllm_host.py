@@ -338,12 +338,13 @@ class ByHand:
 
     def steps(self) -> list[Any]:
         """The reports of steps among the tasks."""
-        return [task for task in self.tasks if hasattr(task, "read")]
+        return [task for task in self.tasks if task[1]]
 
     def lose(self, task: Any) -> None:
         """The report of a step never arrives."""
         self.tasks.remove(task)
-        copy, *_ = task.read.args
+        read, _ = task
+        copy, *_ = read.args
         copy.free()
 
     def run(self, most: int | None = None) -> None:
