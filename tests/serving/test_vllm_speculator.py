@@ -156,6 +156,19 @@ def test_a_place_that_changes_hands_keeps_no_tree() -> None:
         assert host.step() == {"b": 1}
 
 
+def test_a_request_that_comes_back_to_another_place_leaves_the_first() -> None:
+    host = V2Host(rows=2)
+    host.add("a", Job(CYCLE * 3, CYCLE * 2))
+    host.step()
+    host.catch_up()
+    host.preempt("a")
+    host.step()
+    host.free.reverse()
+    host.resume("a")
+    host.run()
+    host.assert_empty()
+
+
 def test_what_warms_vllm_up_is_not_looked_up() -> None:
     host = V2Host()
     for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):
