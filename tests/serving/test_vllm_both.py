@@ -16,9 +16,8 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.request_options import NAMESPACE, REMEMBER
 from fastdraft.serving.vllm.requests import SALT
-from vllm_host import VOCABULARY, Job, V1Host, V2Host
+from vllm_host import CYCLE, VOCABULARY, Job, V1Host, V2Host, copying
 
-CYCLE = list(range(100, 120))
 TEXT = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
 
 
@@ -43,10 +42,6 @@ def accepted(host: Any, text: list[int] = TEXT, **more: Any) -> int:
     host.run()
     assert host.faults == 0
     return int(host.kept.stats.accepted - before)
-
-
-def copying(*, output: int = 40, **more: Any) -> Job:
-    return Job(CYCLE * 3, (CYCLE * 20)[:output], **more)
 
 
 @pytest.mark.parametrize(

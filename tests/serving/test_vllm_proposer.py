@@ -15,18 +15,12 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
-from vllm_host import VOCABULARY, Clock, Job, StairsClock, V1Host, config, graphs
-
-CYCLE = list(range(100, 120))
+from vllm_host import CYCLE, VOCABULARY, Clock, Job, StairsClock, V1Host, config, copying, graphs
 
 
 @pytest.fixture(autouse=True)
 def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
-
-
-def copying(*, output: int = 40, **kwargs: Any) -> Job:
-    return Job(CYCLE * 3, (CYCLE * 20)[:output], **kwargs)
 
 
 def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:

@@ -16,9 +16,7 @@ from fastdraft.serving.vllm import speculator as speculator_module
 from fastdraft.serving.vllm import transfers
 from fastdraft.serving.vllm.speculator import FastdraftSpeculator
 from fastdraft.serving.vllm.transfers import COPIES, Ends, TreeBuffers
-from vllm_host import VOCABULARY, Job, V2Host
-
-CYCLE = list(range(100, 120))
+from vllm_host import CYCLE, VOCABULARY, Job, V2Host
 
 
 @pytest.fixture(autouse=True)

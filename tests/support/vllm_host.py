@@ -23,6 +23,7 @@ from fastdraft.serving.vllm.speculator import FastdraftSpeculator
 from waiting import as_on_a_device, no_waiting
 
 VOCABULARY = 1000
+CYCLE = list(range(100, 120))
 
 
 class Clock:
@@ -140,6 +141,11 @@ class Job:
     @property
     def text(self) -> list[int]:
         return self.prompt + self.output[: self.said]
+
+
+def copying(*, output: int = 40, **more: Any) -> Job:
+    """A request that goes on as its prompt does."""
+    return Job(CYCLE * 3, (CYCLE * 20)[:output], **more)
 
 
 class Host:
