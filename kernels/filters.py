@@ -232,7 +232,7 @@ def _keys_of(value: Tensor) -> Tensor:
 
 
 def _values_of(key: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of `_ordered_key`."""
+    """The inverse of `_keys_of`."""
     integer = torch.int32 if dtype == torch.float32 else torch.int64
     return (key ^ ((key >> 63) & torch.iinfo(integer).max)).to(integer).view(dtype)
 
