@@ -88,6 +88,8 @@ def test_what_one_replica_said_another_drafts(url: str) -> None:
     request = engine.add_request([9, 3, 4], read_only=other.find(["tenant"]))
     assert engine.propose(request, token_cost=0).tolist() == [5, 6]
     assert other.find(["another"]) == [] and one.find(["tenant"]) == []
+    # Its own text is in its live stores.
+    assert one.refresh() and one.find(["tenant"]) == []
     for replica in (one, other):
         replica.close()
         assert not replica.faults
@@ -180,6 +182,30 @@ def test_the_background_publishes_follows_and_joins_by_itself(tmp_path: Path) ->
     other.close()
     assert not one.faults and not other.faults
     assert sorted(read(join(url), "t")) == [[n + 1] * 3 for n in range(number)]
+
+
+def test_what_was_said_later_comes_later(tmp_path: Path) -> None:
+    """Though its replica has published less."""
+    url = str(tmp_path)
+    one, other = join(url), join(url)
+    for number in range(3):
+        say(one, "t", [number] * 9)
+        one.refresh()
+    assert other.refresh()
+    say(other, "t", [9] * 9)
+    assert other.refresh()
+    assert read(join(url), "t") == [[number] * 9 for number in (0, 1, 2, 9)]
+
+
+def test_a_store_that_is_made_anew_is_published_from_its_beginning(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    one = join(url)
+    say(one, "t", [1] * 50)
+    one.refresh()
+    one.memory.forget("t")
+    say(one, "t", [2] * 9)
+    one.refresh()
+    assert read(join(url), "t") == [[1] * 50, [2] * 9]
 
 
 # --- Joining ---
@@ -386,6 +412,24 @@ def test_where_no_write_is_exclusive_the_last_manifest_counts(
     assert sorted(read(join(url), "t")) == [[1] * 9, [2] * 9]
 
 
+def test_a_change_that_another_process_came_before_is_made_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = join(url)
+    say(one, "t", [1] * 9)
+    one.refresh()
+    write = Published._write
+
+    def late(self: Published, manifest: Manifest) -> bool:
+        monkeypatch.setattr(Published, "_write", write)
+        only(url).pin(["b" * 64])
+        return write(self, manifest)
+
+    monkeypatch.setattr(Published, "_write", late)
+    only(url).pin(["a" * 64])
+    assert newest(url).pinned == {"a" * 64, "b" * 64}
+
+
 # --- Failing stores and disks ---
 
 
@@ -509,16 +553,36 @@ def test_damage_costs_its_own_text_alone(url: str, damage: str, joined: bool) ->
     assert sorted(read(join(url), "a")) == [[1] * 9, *expected]
 
 
-@pytest.mark.parametrize("short", [False, True])
+def test_a_damaged_object_is_read_twice_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(tmp_path)
+    one = join(url)
+    for number in range(2):
+        say(one, "t", [number] * 9)
+        one.refresh()
+    group = only(url).group
+    pack, _ = published_texts(url)
+    pipe(url, pack.name, DAMAGES["head"](content_of(url, pack.name), b""))
+    published = Published(Objects(url), KEY, group)
+    calls: list[str] = []
+    before_each(monkeypatch, calls.append, "read")
+    for _ in range(3):
+        assert published.head(pack) is None
+    assert len(calls) == 2 and published.left_out == {pack.name}
+
+
+@pytest.mark.parametrize("how", ["changed", "short", "refused"])
 @pytest.mark.parametrize("step", range(12))
 def test_one_wrong_read_loses_nothing(
-    tmp_path: Path, step: int, short: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, step: int, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a join, or of a replica that looks."""
+    """Of a join, or of a replica that looks. Nor is anything read twice."""
     url = str(tmp_path)
     one, follower = join(url), join(url)
     read(follower, "t")
-    documents = [[number] * 50 for number in range(9)]
+    # Too short for a store to know them again.
+    documents = [[number] * 9 for number in range(9)]
     for number, document in enumerate(documents):
         say(one, "t", document)
         one.refresh()
@@ -530,16 +594,18 @@ def test_one_wrong_read_loses_nothing(
         nonlocal reads
         content = whole(self, name, first, last)
         reads += 1
-        if reads - 1 == step:
-            return content[:-10] if short else flip(content)
-        return content
+        if reads - 1 != step:
+            return content
+        if how == "refused":
+            raise OSError(errno.EIO, "Input/output error")
+        return content[:-10] if how == "short" else flip(content)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalObjects, "read", wrong)
-        with contextlib.suppress(DatastoreError):
+        with contextlib.suppress(DatastoreError, OSError):
             only(url).join()
         reads = 0
-        assert follower.refresh()
+        assert follower.refresh() or how == "refused"
     only(url).join()
     assert read(join(url), "t") == documents
     assert read(follower, "t") == documents
@@ -742,6 +808,22 @@ def test_what_is_forgotten_is_nowhere(url: str) -> None:
     say(one, "secret", [5] * 9)
     one.refresh()
     assert read(other, "secret") == [[5] * 9] == read(join(url), "secret")
+
+
+def test_a_replica_that_does_not_know_what_was_forgotten_brings_nothing_back(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path)
+    one, follower, late = join(url), join(url), join(url)
+    assert read(follower, "secret") == []
+    for replica in (one, late):
+        say(replica, "secret", SECRET)
+    one.refresh()
+    assert read(follower, "secret") == [SECRET]
+    only(url).forget([only(url).id_of("secret")])
+    assert newest(url).number == 1  # that of the forgetting
+    late._guard("publish", late._publish)
+    assert read(follower, "secret") == [] == read(join(url), "secret")
 
 
 def test_text_beside_what_was_forgotten_is_read_once(
