@@ -742,8 +742,9 @@ void Engine::set_calibration(const Calibration& learned) {
                               " at index " + std::to_string(i));
     }
   };
-  constexpr SavedRange kWeight{-AcceptanceModel::kMostWeight, AcceptanceModel::kMostWeight};
-  check("weights", learned.weights, AcceptanceModel::kWeights, [](std::size_t) { return kWeight; });
+  check("weights", learned.weights, AcceptanceModel::kWeights, [](std::size_t) {
+    return SavedRange{-AcceptanceModel::kMostWeight, AcceptanceModel::kMostWeight};
+  });
   for (const OfferCalibration& each : learned.offers) {
     check("numbers of offers", each.values, OfferModel::kSaved, OfferModel::range);
   }

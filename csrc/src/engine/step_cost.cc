@@ -92,8 +92,9 @@ void keep_what_pays(const StepCost& cost, double rate, bool padded, const float*
     for (std::int64_t row = 0; row < rows; ++row) {
       // From the end: nearly all are kept, and no token is more probable than one before it.
       std::int32_t& kept = counts[row];
-      while (kept > 0 && static_cast<double>(probabilities[row * stride + kept - 1]) < price)
+      while (kept > 0 && static_cast<double>(probabilities[row * stride + kept - 1]) < price) {
         --kept;
+      }
     }
     return;
   }
