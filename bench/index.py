@@ -210,7 +210,7 @@ def ratios(options: argparse.Namespace, text: np.ndarray) -> list[Row]:
     steps = 200
 
     def figures(make: Make, context: int, number: int) -> Row:
-        place = number * 50_000 % 1_000_000
+        place = number * 50_000 % (len(text) - context - steps)
         row = decode_at(make(context + steps), text, context, [place], steps)
         append, propose = row["append"], row["propose"]
         found = {"prompt, ms": row["prompt_ms"]}
