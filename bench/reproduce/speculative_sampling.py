@@ -58,7 +58,7 @@ MODELS: dict[int, tuple[str, ...]] = {
     6: ("gpt2-large", "gpt2", "distilgpt2"),
     7: ("gpt2-large", "distilgpt2"),
 }
-# What drafts here in place of these.
+# Without --draft and --tiny: how many of the target's own first layers draft in place of these.
 CUTS: dict[int, tuple[str, ...]] = {
     1: ("cut:1",),
     2: ("cut:10",),

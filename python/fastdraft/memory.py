@@ -88,8 +88,8 @@ class Memory:
         self._roomy: OrderedDict[_Name, None] = OrderedDict()
         # Stores that had little text when they were last used, the least recently used first.
         self._small: OrderedDict[_Name, None] = OrderedDict()
-        # Moments, positions that were then the ends of stores, and these. More marks than text has
-        # are of stores that have left.
+        # Of stores: a moment, the position that was then the store's end, and the store, oldest
+        # first. The kept text has no more marks than fit: those beyond are of stores that left.
         self._marks: deque[tuple[int, int, _Held]] = deque(maxlen=max_bytes // _MARK_TOKENS)
         self._moments = itertools.count()
         self._lock = threading.RLock()
@@ -160,7 +160,8 @@ class Memory:
         with self._lock:
             if (held := self._held.get(name)) is None or held.store is not store:
                 return []
-            # It is used as a whole: without marks all its text is as new as its last use.
+            # A corpus is used as a whole. Marks made of the object before this copy count no more,
+            # so all its text is as new as its last use.
             self._held[name] = held = replace(held)
             self._set_limit(held, store.bytes)
             return [store]

@@ -136,7 +136,7 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         "FASTDRAFT_MEMORY_KEY": "a key of the operator's",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        # The engine and its worker are one process, as on one GPU; only on a CPU they are two.
+        # One process runs the engine and its worker, as on one GPU. On a CPU vLLM would start two.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Requests go to replicas of both nodes, and not to the nearer one while it has room.
         "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",

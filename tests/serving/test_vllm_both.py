@@ -59,7 +59,9 @@ def test_random_requests_leave_nothing_behind(make_one: Make, lag: int | str) ->
             host.add(names.pop(), Job([*range(start, start + 30)], [*range(start + 5, start + 20)]))
         if preempted and random.random() < 0.5:
             host.resume(preempted.pop())
-        host.step(prefill=16)
+        said = host.step(prefill=16)
+        if isinstance(host, V1Host):
+            assert all(len(draft) <= 8 for draft in said.values())
         if isinstance(host, V2Host):
             tasks = len(host.thread.tasks)
             host.thread.run(

@@ -499,7 +499,7 @@ class V2Host(Host):
         )
         sampled = torch.tensor([emitted[name] for name in names], dtype=torch.int32)
         nothing: Any = None
-        # The guard makes each operation much slower, and steps are much alike.
+        # `no_waiting` slows every operation down, so it checks two steps of five.
         with (
             mock.patch.object(align, "plain", as_on_a_device(align.plain)),
             no_waiting() if self.steps % 5 in (1, 2) else nullcontext(),

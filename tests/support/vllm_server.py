@@ -115,7 +115,7 @@ def serving(
         **variables,
         "VLLM_LOGGING_LEVEL": "DEBUG" if log_texts else "INFO",
         "VLLM_NO_USAGE_STATS": "1",
-        # The engine and its worker are one process, as on one GPU; only on a CPU they are two.
+        # One process runs the engine and its worker, as on one GPU. On a CPU vLLM would start two.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     if frontend is not None:
