@@ -192,6 +192,7 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
+	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay $(DATA) --peers \

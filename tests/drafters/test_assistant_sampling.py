@@ -71,7 +71,6 @@ class _AlongThePath(LogitsProcessor):
         (16, {"temperature": 1.4, "top_p": 0.8}),
         (2, {"logits_processor": LogitsProcessorList([_AlongThePath(by=0.5)])}),
     ],
-    ids=str,
 )
 def test_samples_have_the_targets_distribution(
     model: Any, small: Any, gamma: int, options: dict[str, Any]
