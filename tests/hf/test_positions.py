@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from assistants import constant
+from byte_tokenizer import byte_tokenizer
 from fastdraft import hf
 from hf_models import (
     EOS,
@@ -221,6 +222,39 @@ def test_what_is_not_known_is_called_as_in_plain_decoding(model: Any, drafts: st
     assert ours.texts == plain.texts
     assert ours.judged == plain.judged
     assert output.stats.accepted > 0
+
+
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_a_grammar_is_a_processor_of_ones_own(drafts: str) -> None:
+    """xgrammar's matchers accept token after token, of each row its own."""
+    xgrammar: Any = pytest.importorskip("xgrammar", reason="pip install xgrammar")
+    tokenizer = byte_tokenizer(eos_token="<eos>")
+    end = len(tokenizer) - 1
+    model = tiny_model("llama", vocab_size=len(tokenizer)).double()
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1)
+    grammars = [compiler.compile_regex(each) for each in ("(Oslo|Paris|Prague) [0-9]{3}", "[ab]+;")]
+
+    def options() -> dict[str, Any]:
+        processor = xgrammar.contrib.hf.LogitsProcessor(grammars)
+        return {
+            "do_sample": False,
+            "max_new_tokens": 24,
+            "eos_token_id": end,
+            "pad_token_id": end,
+            "logits_processor": LogitsProcessorList([processor]),
+        }
+
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, **options())
+    said = expected[:, 30:].tolist()
+    more: dict[str, Any] = {"drafter": Generous(), "prediction": said}
+    if drafts == "trees":
+        more = {"drafter": Forester(said)}
+    output = hf.generate(model, **inputs, **options(), **more)
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
+    assert tokenizer.decode(said[0]).startswith(("Oslo", "Paris", "Prague"))
 
 
 def test_guidance_runs_its_own_model_along_the_path(model: Any) -> None:

@@ -15,7 +15,6 @@ from fastdraft.versions import naming_newer
 
 with naming_newer():
     from fastdraft.hf.generate import generate, speculate
-    from fastdraft.hf.grammar import Grammar
     from fastdraft.hf.output import SpeculativeOutput
 
-__all__ = ["Grammar", "SpeculativeOutput", "generate", "speculate"]
+__all__ = ["SpeculativeOutput", "generate", "speculate"]

@@ -81,9 +81,6 @@ class Decoding:
         # What the logits say may follow, for trees; how many tokens of each line it takes now.
         self._successors: Successors | None = None
         self._likeliest = 0
-        # Whose forced text is offered: of one grammar, since a step takes one offer of a kind.
-        takes_offers = isinstance(self.drafter, Engine) and self.drafter.config.takes_offers
-        self._grammar = self.processors.grammar if takes_offers else None
         if isinstance(self.drafter, Engine) and self.target.takes_trees:
             self._tree_budget = self.drafter.config.tree_budget
             if self._tree_budget is not None:
@@ -146,27 +143,19 @@ class Decoding:
             # By the tokens of all rows; only whole widths come up, the rest is in between.
             tokens = np.arange(1, len(rows) * len(seconds) + 1)
             cost = np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds)
-        offers = [each for each in (self._of_logits(seconds), self._forced()) if each is not None]
+        offers = self._of_logits(seconds)
         batch = self.drafter.propose_batch(
             [row.request for row in rows],
             limits=np.array(limits, np.int32),
             cost=cost,
             padded=True,
-            **({"offers": offers} if offers else {}),
+            **({} if offers is None else {"offers": offers}),
         )
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = FlatDrafts.of_batch(batch)
         # Where some were drawn, all are verified as chains.
         takes_trees = self.target.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
-
-    def _forced(self) -> Offers | None:
-        """What the grammar forces behind each row's text."""
-        if self._grammar is None:
-            return None
-        return self._grammar.offers(
-            (row.index, self.text[row.index, : self.length(row)].tolist()) for row in self._running
-        )
 
     def _of_logits(self, seconds: NDArray[np.float64]) -> Offers | None:
         """What the logits so far say may follow each row, where drafts are cheap trees."""

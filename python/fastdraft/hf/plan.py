@@ -23,7 +23,6 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models.drafter import ModelDrafter
-from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
@@ -159,13 +158,10 @@ class Plan:
         self._prepared = model_kwargs[CACHE]
         self._wants_dict = bool(config.return_dict_in_generate)
 
-        processors = LogitsProcessorList(
-            Grammar.of(each, asked.tokenizer) or each for each in processors
-        )
         self._warping = Warping()
         if config.do_sample:
             processors, self._warping = Warping.split(processors)
-        self._processors = PositionProcessors(processors, rows=rows, columns=input_ids.shape[1])
+        self._processors = PositionProcessors(processors)
         self._criteria = PositionCriteria(criteria)
         self._padding = pad_token_id(config, self._criteria, rows)
         self._seeds = row_seeds(asked.seed, asked.generator, rows) if config.do_sample else None

@@ -13,7 +13,6 @@ text, in order. So rows go on together: a step ends at the first mismatch of any
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,6 @@ from transformers.generation.stopping_criteria import (
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.device import lines_of, on_device
-from fastdraft.hf.grammar import Grammar
 from fastdraft.kernels.filters import warp
 from fastdraft.kernels.operands import Warpers
 
@@ -66,7 +64,6 @@ _KNOWN = (
     processors.TopPLogitsWarper,
     processors.TypicalLogitsWarper,
     processors.WatermarkLogitsProcessor,
-    Grammar,
 )
 
 
@@ -102,11 +99,6 @@ class Positions:
         behind = [np.arange(1 - count, 1) for count in counts]
         self._lengths = ends[self._lines] + np.concatenate(behind)
         self.rows = np.array(rows)[self._lines]
-
-    def texts(self) -> Iterator[tuple[int, list[int]]]:
-        """For each place its row, and the text before it."""
-        for row, line, length in zip(self.rows.tolist(), self._lines, self._lengths, strict=True):
-            yield row, self._texts[line, :length].tolist()
 
     def by_length(self, device: torch.device) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
         """The places whose text is equally long, and their texts; shortest first."""
@@ -175,23 +167,16 @@ class PositionProcessors:
 
     Args:
         processors: The processors, in the order in which transformers applies them.
-        rows: The rows of the batch.
-        columns: The tokens of each prompt, padding included.
 
     Attributes:
         all: All of them, to be called as plain decoding calls them.
         along_path: Whether one of them has to be called so.
-        grammar: The first of the grammars that answers are held to.
     """
 
-    def __init__(self, processors: LogitsProcessorList, *, rows: int, columns: int) -> None:
+    def __init__(self, processors: LogitsProcessorList) -> None:
         self.all: Any = processors
         self._known = [each for each in processors if type(each) in _KNOWN]
         self.along_path = len(self._known) < len(processors)
-        grammars = [each for each in processors if isinstance(each, Grammar)]
-        self.grammar = grammars[0] if grammars else None
-        for grammar in grammars:
-            grammar.begin(rows, columns)
 
     def __bool__(self) -> bool:
         return bool(self.all)
@@ -199,27 +184,14 @@ class PositionProcessors:
     def at_positions(self, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
         """The scores (positions, vocabulary) after the known processors; `scores` may be written
         to."""
-        for is_grammar, run in itertools.groupby(
-            self._known, lambda each: isinstance(each, Grammar)
-        ):
-            if is_grammar:
-                for grammar in run:
-                    scores = grammar.masked(scores, positions.texts())
-            else:
-                scores = _by_length(list(run), positions, scores)
-        return scores
-
-
-def _by_length(known: Sequence[Any], positions: Positions, scores: torch.Tensor) -> torch.Tensor:
-    """The scores as processors that read the text give them: one call for each length of text."""
-    order, parts = [], []
-    for members, text in positions.by_length(scores.device):
-        rows = positions.rows[members]
-        call: Any = LogitsProcessorList(_of_rows(each, rows) for each in known)
-        parts.append(call(text, lines_of(scores, members)))
-        order.append(members)
-    processed: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return lines_of(processed, np.concatenate(order).argsort())
+        order, parts = [], []
+        for members, text in positions.by_length(scores.device):
+            rows = positions.rows[members]
+            call: Any = LogitsProcessorList(_of_rows(each, rows) for each in self._known)
+            parts.append(call(text, lines_of(scores, members)))
+            order.append(members)
+        processed: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return lines_of(processed, np.concatenate(order).argsort())
 
 
 def _of_rows(processor: Any, rows: NDArray[np.int64]) -> Any:
