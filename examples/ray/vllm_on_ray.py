@@ -34,15 +34,12 @@ class Replica:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from fastdraft.serving.vllm.ray_metrics import report_to_ray
-
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(self.arguments)
         self.running = build_async_engine_client(args)
         self.engine = await self.running.__aenter__()
         tasks = await self.engine.get_supported_tasks()
         server = build_app(args, tasks, self.engine.model_config)
         await init_app_state(self.engine, server.state, args, tasks)
-        report_to_ray()
         return server
 
     async def check_health(self) -> None:

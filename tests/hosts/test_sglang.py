@@ -35,7 +35,10 @@ from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving import sglang as adapter
+from fastdraft.serving.http.front import Front
+from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.metrics import SOURCES, hits_field
+from fastdraft.serving.sglang.middleware import mount
 
 TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu"
 
@@ -1186,23 +1189,27 @@ def test_bad_settings_say_so(
 # --- Over HTTP ---
 
 
-def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, model: str) -> None:
-    """The proxy before SGLang's own request types; its server needs a GPU."""
+def test_predictions_and_tools_reach_the_sampling_parameters(
+    package: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front with SGLang's own request types and OpenAI's client; its server needs a GPU."""
     import fastapi
-    import httpx
+    import openai
     from sglang.srt.entrypoints.openai import protocol
+    from sglang.srt.observability import http_request_metrics
     from transformers import AutoTokenizer
 
-    from fastdraft.serving.http.proxy import create
     from http_serving import running
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     found: list[dict[str, Any]] = []
     app = fastapi.FastAPI()
-
-    @app.get("/v1/models")
-    def models() -> Any:
-        return protocol.ModelList(data=[protocol.ModelCard(id="demo")])
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    # The method is chosen before the server's module is imported, which calls this with its app.
+    mount()
+    mount()
+    http_request_metrics.add_http_request_metrics_middleware(app)
+    assert [each.cls for each in app.user_middleware].count(Front) == 1
 
     @app.post("/tokenize")
     def tokenize(body: dict[str, Any]) -> Any:
@@ -1227,28 +1234,46 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
     @app.post("/v1/chat/completions")
     def chat(body: dict[str, Any]) -> dict[str, Any]:
         request = protocol.ChatCompletionRequest.model_validate(body)
-        found.append(request.to_sampling_params([], {})["custom_params"])
-        return {}
+        return answer(request.to_sampling_params([], {})["custom_params"])
 
     @app.post("/v1/completions")
     def complete(body: dict[str, Any]) -> dict[str, Any]:
-        found.append(protocol.CompletionRequest.model_validate(body).custom_params)
-        return {}
+        return answer(protocol.CompletionRequest.model_validate(body).custom_params)
+
+    def answer(params: dict[str, Any]) -> dict[str, Any]:
+        """As a server does whose engine's corpus gets the request."""
+        found.append(params)
+        req = _req(f"r{len(found)}", [5, 6, 7], **params)
+        corpus.begin([req])
+        _ask(corpus, [req])
+        req.output_ids += [params["prediction_token_ids"][0]]
+        _ask(corpus, [req])
+        corpus.erase_match_state([req.rid])
+        usage = protocol.UsageInfo(prompt_tokens=3, completion_tokens=2, total_tokens=5)
+        return {"choices": [], "usage": usage.model_dump()}
 
     function = {"name": "get_weather", "parameters": {"type": "object"}}
-    asked = {
-        "model": "demo",
-        "messages": [{"role": "user", "content": "?"}],
-        "prompt": "?",
+    options = {
         "prediction": {"type": "content", "content": "one two three"},
         "tools": [{"type": "function", "function": function}],
         "custom_params": {"fastdraft_lookahead": 3},
     }
-    with running(app) as url, running(create(url)) as own:
-        for path in ("/v1/chat/completions", "/v1/completions"):
-            assert httpx.post(own + path, json=asked, timeout=60).status_code == 200
+    corpus = adapter.Corpus(draft_token_num=_NODES)
+    with running(app) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
+        messages = [{"role": "user", "content": "?"}]
+        answers = [
+            client.chat.completions.create(model="demo", messages=messages, extra_body=options),
+            client.completions.create(model="demo", prompt="?", extra_body=options),
+        ]
+    for each in answers:
+        details = each.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens == 1
     routes = (package / "srt/entrypoints/http_server.py").read_text()
-    assert all(f'"{path}"' in routes for path in ("/v1/models", "/tokenize", "/detokenize"))
+    assert all(f'"{path}"' in routes for path in ("/tokenize", "/detokenize"))
+    assert "add_http_request_metrics_middleware(app)" in routes
+    # Keys are checked outside of it, since what is added later is asked earlier.
+    assert "add_api_key_middleware(" in routes.partition("add_http_request_metrics_middleware(")[2]
     for params in found:
         assert params["fastdraft_lookahead"] == 3
         assert tokenizer.decode(params["prediction_token_ids"]) == "one two three"

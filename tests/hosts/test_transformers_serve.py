@@ -1,4 +1,4 @@
-"""`transformers serve`, as it comes, over a model's folder with the file of the page.
+"""`transformers serve` with drafts: its own command, with the front mounted in it.
 
 Needs what `transformers[serving]` brings, and the `openai` client.
 """
@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from openai import AsyncOpenAI, InternalServerError, OpenAI
-from transformers import PreTrainedTokenizerFast
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI
 
+from fastdraft.serving.http.record import RECORD_VARIABLE
 from hf_models import tiny_model
-from pages import code
 from tiny_tokenizer import tiny_tokenizer
 
 NEW = 60
@@ -66,18 +64,18 @@ class Server:
         return [{name: int(value) for name, value in line} for line in pairs]
 
 
-def _serve(folder: Path, *options: str) -> Iterator[Server]:
+def _serve(folder: Path, start: str) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     log = folder / "log"
-    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()"]
-    command += ["serve", str(folder), "--device", "cpu", "--port", str(port), *options]
+    command = [sys.executable, "-c", start, str(folder), "--device", "cpu", "--port", str(port)]
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "HF_MODULES_CACHE": str(folder / "modules"),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "PYTHONUNBUFFERED": "1",
+        RECORD_VARIABLE: str(folder / "record.jsonl"),
     }
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
@@ -103,33 +101,42 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise AssertionError(f"no server after two minutes: {log.read_text()}")
 
 
-def _save_with_the_file(folder: Path) -> None:
+PLAIN = """
+import sys
+from transformers.cli.transformers import main
+sys.argv.insert(1, "serve")
+main()
+"""
+# No clock rules what is drafted, and the counts are printed.
+DRAFTING = """
+from fastdraft import hf
+from fastdraft.serving import transformers_serve
+from hf_models import Generous
+transformers_serve.Engine = Generous
+generate = hf.generate
+def told(*args, **kwargs):
+    output = generate(*args, **kwargs)
+    print(output.stats)
+    return output
+hf.generate = told
+transformers_serve.main()
+"""
+
+
+def _saved(folder: Path) -> Path:
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    (folder / "custom_generate").mkdir()
-    file = code("guides/transformers.md", "def generate(")
-    # No clock rules what is drafted, and the counts are printed.
-    told = file.replace("Engine(", "Generous(").replace(
-        "    return", "    print(output.stats)\n    return"
-    )
-    (folder / "custom_generate" / "generate.py").write_text(
-        "from hf_models import Generous\n\n" + told
-    )
+    return folder
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Without trust the file is not run."""
-    folder = tmp_path_factory.mktemp("plain")
-    _save_with_the_file(folder)
-    yield from _serve(folder)
+    yield from _serve(_saved(tmp_path_factory.mktemp("plain")), PLAIN)
 
 
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("drafting")
-    _save_with_the_file(folder)
-    yield from _serve(folder, "--trust-remote-code")
+    yield from _serve(_saved(tmp_path_factory.mktemp("drafting")), DRAFTING)
 
 
 def test_same_answers(plain: Server, drafting: Server) -> None:
@@ -167,15 +174,56 @@ def test_completions_and_responses(plain: Server, drafting: Server) -> None:
     assert answers(drafting) == answers(plain)
 
 
-def test_predictions(plain: Server, drafting: Server) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_predictions_are_counted(plain: Server, drafting: Server, stream: bool) -> None:
     messages = [{"role": "user", "content": "hghghihiggij" * 2}]
     expected = plain.text(messages=messages)
-    config = {"max_new_tokens": NEW, "do_sample": False, "prediction": expected}
-    actual = drafting.text(messages=messages, extra_body={"generation_config": json.dumps(config)})
+    options = {
+        **drafting.options,
+        "messages": messages,
+        "prediction": {"type": "content", "content": expected},
+        "extra_body": {"custom_params": {"fastdraft_remember": False}},
+    }
+    if stream:
+        chunks = list(drafting.client.chat.completions.create(**options, stream=True))
+        actual = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        usage = chunks[-1].usage
+    else:
+        answer = drafting.client.chat.completions.create(**options)
+        actual, usage = answer.choices[0].message.content, answer.usage
     assert actual == expected
-    counts = drafting.counts()[-1]
-    assert counts["accepted_prediction_tokens"] > NEW / 4
-    assert counts["steps"] < NEW / 2
+    counts = usage.completion_tokens_details
+    drafts = drafting.counts()[-1]
+    assert counts.accepted_prediction_tokens == drafts["accepted_prediction_tokens"] > NEW / 4
+    assert counts.rejected_prediction_tokens == drafts["rejected_prediction_tokens"]
+    assert drafts["steps"] < NEW / 2
+
+
+def test_predictions_at_the_other_endpoints(drafting: Server) -> None:
+    options = {"model": str(drafting.folder), "temperature": 0}
+    body = {"prediction": {"type": "content", "content": "aabb" * 9}}
+    completion = drafting.client.completions.create(
+        **options, prompt="aabb" * 6, max_tokens=NEW, extra_body=body
+    )
+    assert completion.usage.completion_tokens_details.accepted_prediction_tokens is not None
+    response = drafting.client.responses.create(
+        **options, input="aabb" * 6, max_output_tokens=NEW, stream=False, extra_body=body
+    )
+    assert response.usage.model_dump()["output_tokens_details"]["accepted_prediction_tokens"] >= 0
+    with pytest.raises(BadRequestError, match="prediction must be an object"):
+        drafting.text(prediction="text")
+
+
+def test_requests_are_recorded_but_for_those_that_opted_out(drafting: Server) -> None:
+    record = drafting.folder / "record.jsonl"
+    for mark, params in (("kept", {}), ("apart", {"fastdraft": "off"}), ("last", {})):
+        drafting.text(user=mark, extra_body={"custom_params": params})
+    found: list[Any] = []
+    while "last" not in found:
+        lines = record.read_text().splitlines()
+        found = [json.loads(line)["request"].get("user") for line in lines]
+    assert "kept" in found and "apart" not in found
+    assert record.stat().st_mode & 0o777 == 0o600
 
 
 def test_concurrent_requests_and_clients_that_go_away(plain: Server, drafting: Server) -> None:
@@ -210,16 +258,3 @@ def test_what_cannot_be_drafted_is_an_error_of_its_request(plain: Server, drafti
         drafting.text(extra_body={"generation_config": beams})
     assert drafting.text() == plain.text()
     assert "got beam_search" in drafting.log.read_text()
-
-
-def test_without_trust_the_folder_decodes_plainly(plain: Server) -> None:
-    model = tiny_model("llama")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(plain.folder)
-    inputs = tokenizer.apply_chat_template(
-        MESSAGES, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
-    with torch.no_grad():
-        output = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
-    new = output[0, inputs["input_ids"].shape[1] :]
-    assert tokenizer.decode(new, skip_special_tokens=True) == plain.text()
-    assert not plain.counts()

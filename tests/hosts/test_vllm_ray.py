@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ from typing import Any
 
 import openai
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from fastdraft.serving.ledger import FOLDER_VARIABLE
+from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader
+from fastdraft.serving.metrics import FIELDS, NAMESPACES, hits_field
 
 serve = pytest.importorskip(
     "ray.serve", reason="Ray Serve is not installed: pip install 'ray[serve]'"
@@ -37,41 +36,27 @@ QUESTION = [{"role": "user", "content": "Write a few sentences about a cat."}]
 SERVE = (sys.executable, "-c", "from ray.serve.scripts import cli; cli()")
 FASTDRAFT = (sys.executable, "-c", "from fastdraft.cli import main; main()")
 TOKENS = 24
-Sample = tuple[str, dict[str, str], float]
+READ_ONLY = [hits_field(each, "read_only") for each in NAMESPACES]
+FAULTS = ("faults", "publish_faults", "follow_faults")
 
 
 @dataclass(frozen=True)
 class Fleet:
     client: openai.OpenAI
-    exporters: list[str]
-    """The URLs of Ray's metrics, of each node one."""
+    ledgers: Path
+    """The folder to which the engines of all replicas write their counts."""
 
     def ask(self, **options: Any) -> Any:
         return self.client.chat.completions.create(
             model="demo", messages=QUESTION, max_tokens=TOKENS, temperature=0.0, **options
         )
 
-    def samples(self) -> list[Sample]:
-        """fastdraft's metrics of all nodes."""
-        found = []
-        for url in self.exporters:
-            with urllib.request.urlopen(url) as answer:
-                text = answer.read().decode()
-            for family in text_string_to_metric_families(text):
-                found += [
-                    (sample.name.removeprefix("ray_"), sample.labels, sample.value)
-                    for sample in family.samples
-                    if sample.name.startswith("ray_fastdraft_")
-                ]
-        return found
-
-    def by_replica(self, name: str, **labels: str) -> Counter[str]:
-        """The values of a metric, by replica."""
-        values: Counter[str] = Counter()
-        for found, given, value in self.samples():
-            if found == name and labels.items() <= given.items():
-                values[given["replica"]] += value
-        return +values
+    def by_replica(self, *fields: str) -> Counter[str]:
+        """The sums of these totals, by replica."""
+        reader = LedgerReader(self.ledgers)
+        reader.totals()
+        places = [FIELDS.index(field) for field in fields]
+        return +Counter({name: page.totals[places].sum() for name, page in reader._pages.items()})
 
 
 def wait(until: Callable[[], Any], seconds: float = 120.0) -> Any:
@@ -106,22 +91,16 @@ def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
 
 
 @contextlib.contextmanager
-def two_nodes() -> Iterator[tuple[str, list[str]]]:
-    """The address of a Ray cluster of two nodes, with one CPU each, and where they show metrics."""
+def two_nodes() -> Iterator[str]:
+    """The address of a Ray cluster of two nodes, with one CPU each."""
     from ray.cluster_utils import Cluster
 
-    ports = [free_port(), free_port()]
     size = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    head = {
-        **size,
-        "include_dashboard": False,
-        "metrics_export_port": ports[0],
-        "_system_config": {"metrics_report_interval_ms": 1000},
-    }
+    head = {**size, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        cluster.add_node(**size, metrics_export_port=ports[1])
-        yield cluster.address, [f"http://127.0.0.1:{port}/metrics" for port in ports]
+        cluster.add_node(**size)
+        yield cluster.address
     finally:
         cluster.shutdown()
 
@@ -162,9 +141,10 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in variables.items():
             patch.setenv(name, value)  # before the nodes start, whose processes inherit it
-        # An engine in this process may have named a folder of ledgers: replicas make their own.
-        patch.delenv(FOLDER_VARIABLE, raising=False)
-        address, exporters = stack.enter_context(two_nodes())
+        ledgers = folder / "ledgers"
+        ledgers.mkdir()
+        patch.setenv(FOLDER_VARIABLE, str(ledgers))
+        address = stack.enter_context(two_nodes())
         patch.setenv("RAY_ADDRESS", address)
         import ray
 
@@ -184,7 +164,7 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
 
         try:
             wait(serves, 420)
-            yield Fleet(client, exporters)
+            yield Fleet(client, ledgers)
         finally:
             print(log.read_text()[-6000:])  # shown where a test fails
 
@@ -194,27 +174,26 @@ def test_one_replica_drafts_from_what_another_said(fleet: Fleet) -> None:
     # namespace of another.
     first = fleet.ask(extra_body={"vllm_xargs": {"fastdraft_namespace": "everybody"}})
     text = first.choices[0].message.content
-    [writer] = wait(lambda: fleet.by_replica("fastdraft_published_tokens_total"))
-    assert fleet.by_replica("fastdraft_published_tokens_total")[writer] >= TOKENS
+    [writer] = wait(lambda: fleet.by_replica("published_tokens"))
+    assert fleet.by_replica("published_tokens")[writer] >= TOKENS
 
     def answered() -> Counter[str]:
         salt = os.urandom(8).hex()
         answer = fleet.ask(extra_body={"cache_salt": salt})
         assert answer.choices[0].message.content == text
-        hits = fleet.by_replica("fastdraft_accepted_tokens_total", source="read_only")
+        hits = fleet.by_replica(*READ_ONLY)
         return Counter({name: count for name, count in hits.items() if name != writer and count})
 
     [(reader, hits)] = wait(answered, 240).items()
     assert reader != writer and hits > TOKENS // 2
-    assert not sum(fleet.by_replica("fastdraft_fleet_faults_total").values())
-    assert not sum(fleet.by_replica("fastdraft_faults_total").values())
+    assert not fleet.by_replica(*FAULTS)
 
 
-def test_predictions_are_counted_in_answers_and_across_nodes(fleet: Fleet) -> None:
+def test_predictions_are_counted_in_answers_of_both_nodes(fleet: Fleet) -> None:
     salt = {"cache_salt": "of this test"}
     text = fleet.ask(extra_body=salt).choices[0].message.content
     prediction = {"type": "content", "content": text}
-    name = "fastdraft_accepted_prediction_tokens_total"
+    name = "accepted_prediction_tokens"
     before = sum(fleet.by_replica(name).values())
 
     def counted(least: int) -> bool:

@@ -1,21 +1,24 @@
-"""Predicted outputs over HTTP, before a plain ASGI application with vLLM's HTTP interface."""
+"""Predicted outputs over HTTP, in a plain ASGI application with a server's HTTP interface."""
 
 from __future__ import annotations
 
 import asyncio
 import gzip
-import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from fastdraft.errors import InvalidValueError
 from fastdraft.serving import ledger as ledgers
+from fastdraft.serving.handover import ASKED
 from fastdraft.serving.http import templates
 from fastdraft.serving.http.front import Front
-from fastdraft.serving.http.servers import COMPLETIONS, VLLM
+from fastdraft.serving.http.record import RECORD_VARIABLE
+from fastdraft.serving.http.servers import COMPLETIONS, LLAMA_CPP, SGLANG, VLLM
 from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.request_options import MOST_IDS
 from fastdraft.serving.vllm.middleware import PredictionMiddleware
@@ -291,10 +294,11 @@ def test_other_paths_methods_and_encodings_pass() -> None:
     app = PredictionMiddleware(server)
     raw = json.dumps(request(content("abc"))).encode()
     ask(app, raw, path="/v1/embeddings")
-    ask(app, raw, method="PUT")
+    for method in ("PUT", "TRACE"):
+        ask(app, raw, method=method)
     packed = gzip.compress(raw)
     ask(app, packed, headers=(JSON_TYPE, (b"content-encoding", b"gzip")))
-    assert [body for _, body in server.asked] == [raw, raw, packed]
+    assert [body for _, body in server.asked] == [raw, raw, raw, packed]
 
 
 @pytest.mark.parametrize("kind", ["websocket", "lifespan"])
@@ -357,6 +361,26 @@ def test_wrong_predictions_are_refused(prediction, message: str) -> None:
     assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "prediction", 400)
     assert re.search(message, error["message"])
     assert server.disconnected.is_set() and server.asked == []
+
+
+def test_an_application_that_reads_again_after_a_refusal_is_not_kept_waiting() -> None:
+    async def app(_scope, receive, _send) -> None:
+        for _ in range(3):
+            assert (await receive())["type"] == "http.disconnect"
+
+    messages = [{"type": "http.request", "body": json.dumps(request("abc")).encode()}]
+    answers = []
+
+    async def receive():
+        assert messages, "the client says nothing more"
+        return messages.pop()
+
+    async def send(message) -> None:
+        answers.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [JSON_TYPE]}
+    asyncio.run(PredictionMiddleware(app)(scope, receive, send))
+    assert answers[0]["status"] == 400
 
 
 @pytest.mark.parametrize(
@@ -440,65 +464,6 @@ def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
     assert result.json()["error"]["message"] == "the body must be at most 67108864 bytes"
     assert taken == (0 if told else 65 << 20)
     assert server.asked == []
-
-
-# A namespace for each key
-
-
-def by_key(
-    server: InferenceServer, body, *, path: str = CHAT, key: bytes | None = b"good", **options
-):
-    name = options.pop("name", b"authorization")
-    value = key if name == b"x-api-key" or key is None else b"Bearer " + key
-    headers = [JSON_TYPE, *options.pop("headers", ())] + ([(name, value)] if key else [])
-    app = Front(server, VLLM, namespace_by_key=True)
-    return ask(app, body, path=path, headers=headers, **options)
-
-
-@pytest.mark.parametrize("path", COMPLETIONS)
-@pytest.mark.parametrize(
-    "arguments", [{}, {"fastdraft_namespace": "theirs"}, {"fastdraft_namespace": "a", "mine": 1}]
-)
-def test_each_key_has_a_namespace(path: str, arguments) -> None:
-    server = InferenceServer()
-    for name in (b"authorization", b"x-api-key"):
-        assert by_key(server, request(vllm_xargs=arguments), path=path, name=name).status == 200
-    expected = {key: value for key, value in arguments.items() if key == "mine"}
-    expected["fastdraft_namespace"] = "key-" + hashlib.sha256(b"good").hexdigest()[:32]
-    assert [sent["vllm_xargs"] for sent in server.bodies(path)] == [expected] * 2
-
-
-def test_no_key_has_no_memory() -> None:
-    server = InferenceServer()
-    arguments = {"fastdraft_namespace": "theirs", "fastdraft_remember": True}
-    assert by_key(server, request(vllm_xargs=arguments), key=None).status == 200
-    [sent] = server.bodies(CHAT)
-    assert sent["vllm_xargs"] == {"fastdraft_remember": False}
-
-
-def test_what_a_client_says_against_memory_stands() -> None:
-    server = InferenceServer()
-    by_key(server, request(vllm_xargs={"fastdraft_remember": False}))
-    [sent] = server.bodies(CHAT)
-    assert sent["vllm_xargs"]["fastdraft_remember"] is False
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "headers", "status"),
-    [
-        (CHAT, request(vllm_xargs=[1]), (), 400),
-        (CHAT, b"[", (), 400),
-        (CHAT, b"[]", (), 400),
-        (CHAT, b"{}", ((b"content-encoding", b"gzip"),), 403),
-        ("/inference/v1/generate", request(), (), 403),
-        ("/v1/audio/transcriptions", b"--form", (), 403),
-        ("/v1/embeddings", request(), (), 200),
-    ],
-)
-def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, status: int) -> None:
-    server = InferenceServer()
-    assert by_key(server, body, path=path, headers=headers).status == status
-    assert len(server.asked) == (status == 200)
 
 
 @pytest.mark.parametrize("reason", ["answered with status 404", "no tokens today"])
@@ -679,6 +644,143 @@ def test_streams_without_a_prediction_are_untouched(folder: Path) -> None:
     server.events = [b"data: half", b" an event\n\n", event(usage=USAGE)]
     got = ask(PredictionMiddleware(server), request(stream=True))
     assert got.parts == [*server.events, b""]
+
+
+# --- other servers -------------------------------------------------------------------------------
+
+
+def test_sglang_gets_token_ids_in_its_own_field(folder: Path) -> None:
+    server = InferenceServer(Ledger(folder), sglang=True)
+    app = Front(server, SGLANG)
+    body = request(content("abc"), tools=TOOLS[:1], custom_params={"mine": 1})
+    counts = ask(app, body).json()["usage"]["completion_tokens_details"]
+    assert counts == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    [sent] = server.bodies(CHAT)
+    params = sent.pop("custom_params")
+    assert len(params.pop("prediction_ticket")) == 16
+    assert "".join(map(chr, params.pop("fastdraft_template_ids"))) == LOOK
+    assert params == {"mine": 1, "prediction_token_ids": [97, 98, 99]}
+    refused = ask(app, request(custom_params={"fastdraft_lookahead": 0}))
+    assert (refused.status, refused.json()["error"]["param"]) == (400, "custom_params")
+
+
+def test_a_path_that_takes_no_options_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = InferenceServer()
+    for _ in range(2):
+        assert ask(Front(server, SGLANG), request(content("abc")), path="/v1/responses").status
+    assert server.bodies("/v1/responses") == [request(content("abc"))] * 2
+    app = Front(server, SGLANG)
+    caplog.clear()
+    for _ in range(2):
+        ask(app, request(content("abc")), path="/v1/responses")
+    assert caplog.messages == ["SGLang takes no predictions at /v1/responses"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_drafter_in_the_process_is_handed_the_request(stream: bool) -> None:
+    server = InferenceServer()
+    server.events = [event(usage=USAGE)] if stream else []
+    seen = []
+
+    async def app(scope, receive, send) -> None:
+        async def started(message) -> None:
+            # As the drafter does in a thread that has the request's context.
+            if message["type"] == "http.response.start" and (asked := ASKED.get()) is not None:
+                seen.append((asked.prediction, dict(asked.params)))
+                asked.counts = (3, 1)
+            await send(message)
+
+        await server(scope, receive, started)
+
+    front = Front(app, LLAMA_CPP)
+    got = ask(front, request(content("abc"), custom_params={"fastdraft_namespace": "a"}))
+    assert seen == [("abc", {"fastdraft_namespace": "a"})]
+    assert server.bodies(CHAT) == [request()]
+    answer = json.loads(got.body.removeprefix(b"data: "))
+    counts = answer["usage"]["completion_tokens_details"]
+    assert counts == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 1}
+    # The next one has nothing of it.
+    assert json.loads(ask(front, request()).body.removeprefix(b"data: "))["usage"] == USAGE
+    assert seen[1:] == [(None, {})]
+
+
+# --- the record ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "record.jsonl"
+    monkeypatch.setenv(RECORD_VARIABLE, str(path))
+    return path
+
+
+def recorded(app: Front, path: Path) -> list[tuple[dict, str]]:
+    assert app.record is not None
+    app.record.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["request"], line["response"]) for line in lines]
+
+
+def test_answered_requests_are_recorded_for_their_owner_alone(record: Path) -> None:
+    before = os.umask(0)
+    try:
+        server = InferenceServer()
+        app = PredictionMiddleware(server)
+        assert record.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    thinking = [event(choices=[{"delta": {"reasoning_content": "hm"}}]), b"data: [DONE]\n\n"]
+    ask(app, request(content("abc"), tools=TOOLS))
+    server.events = thinking
+    ask(app, request(stream=True), pieces=3)
+    first, second = recorded(app, record)
+    # As the client sent it and as the server answered, with the thoughts.
+    assert first[0] == request(content("abc"), tools=TOOLS)
+    assert json.loads(first[1])["choices"] == ["naïve"]
+    assert second == (request(stream=True), b"".join(thinking).decode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"vllm_xargs": {"fastdraft_remember": False}}, CHAT),
+        ({"vllm_xargs": {"fastdraft_remember": 0}}, CHAT),
+        ({"vllm_xargs": {"fastdraft": "off"}}, CHAT),
+        ({"vllm_xargs": {"fastdraft_lookahead": 0}}, CHAT),
+        ({"vllm_xargs": 5}, CHAT),
+        ({}, "/v1/embeddings"),
+    ],
+)
+def test_requests_that_opted_out_are_not_recorded(fields, path: str, record: Path) -> None:
+    app = PredictionMiddleware(InferenceServer())
+    # An escape hides a name from a look at the bytes.
+    body = json.dumps(request(**fields)).replace("fast", "\\u0066ast").encode()
+    ask(app, body, path=path)
+    assert recorded(app, record) == []
+
+
+def test_failed_and_broken_answers_are_not_recorded(record: Path) -> None:
+    async def broken(_scope, receive, send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+
+    async def packed(_scope, receive, send) -> None:
+        await receive()
+        headers = [(b"content-encoding", b"gzip")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": gzip.compress(b"{}")})
+
+    for server, body in ((InferenceServer(), b"{"), (broken, b"{}"), (packed, b"{}")):
+        app = Front(server, VLLM)
+        ask(app, body)
+        assert recorded(app, record) == []
+
+
+def test_a_record_that_cannot_be_written_is_an_error_at_the_start(record: Path) -> None:
+    record.symlink_to("/dev/null")
+    with pytest.raises(InvalidValueError, match=RECORD_VARIABLE):
+        PredictionMiddleware(InferenceServer())
 
 
 # --- the metrics ---------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
 import threading
 from typing import Any
@@ -27,23 +25,22 @@ class InferenceServer:
         self,
         ledger: Ledger | None = None,
         *,
-        owner: str = "vllm",
+        sglang: bool = False,
         counts: tuple[int, int] = (4, 2),
         most_calls: int = 9,
     ) -> None:
         self.ledger, self.counts = ledger, counts
-        self.owner = owner
+        self.sglang = sglang
+        self.field = "custom_params" if sglang else "vllm_xargs"
         self.most_calls = most_calls
         self.keys: tuple[bytes, ...] = ()
         """Those that it takes, if not all."""
-        self.models_status = self.tokenize_status = 200
+        self.tokenize_status = 200
         self.events: list[bytes] = []
-        """What a stream has, if not the numbers 0 to 4."""
+        """The answer, if it is a stream."""
         self.usage = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
         self.asked: list[tuple[str, bytes]] = []
         self.scopes: list[Any] = []
-        self.go_on = threading.Event()
-        """Until it is set, a stream stops after its first number."""
         self.disconnected = threading.Event()
 
     def bodies(self, path: str) -> list[Any]:
@@ -62,49 +59,29 @@ class InferenceServer:
             await _start(send, 200, (b"content-type", b"text/plain; version=0.0.4"))
             await _end(send, b"vllm:num_requests_running 0.0\n")
             return
-        body, digest, parts, more = b"", hashlib.sha256(), 0, True
+        body, more = b"", True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.disconnected.set()
                 raise ConnectionError("the client went away")
-            part, more = message["body"], message["more_body"]
-            digest.update(part)
-            parts += 1
-            body += part if path != "/upload" else b""
+            body, more = body + message["body"], message["more_body"]
         self.asked.append((path, body))
-        if path == "/upload":
-            await _answer(send, {"digest": digest.hexdigest(), "parts": parts})
-        elif path == "/tokenize":
+        if path == "/tokenize":
             asked = json.loads(body)
             text = self._chat(asked) if "messages" in asked else asked["prompt"]
             status = 400 if text is None else self.tokenize_status
             await _answer(send, {"tokens": list(map(ord, text or ""))}, status)
         elif path == "/detokenize":
             text = "".join(map(chr, json.loads(body)["tokens"]))
-            await _answer(send, {"text" if self.owner == "sglang" else "prompt": text})
-        elif path == "/v1/models":
-            models = {"object": "list", "data": [{"id": "m", "owned_by": self.owner}]}
-            await _answer(send, models, self.models_status)
-        elif path == "/silence":
-            await receive()
-            self.disconnected.set()
-        elif path == "/cut":
-            await _start(send, 200, _EVENTS)
-            await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
-        elif path == "/none":
-            await _start(send, 204)
-            await _end(send)
-        elif scope["method"] == "POST" or body:
-            await self._complete(body, receive, send)
+            await _answer(send, {"text" if self.sglang else "prompt": text})
         else:
-            error = {"error": {"message": "no such path", "code": 404}}
-            await _answer(send, error, 404, (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"))
+            await self._complete(body, send)
 
-    async def _complete(self, body: bytes, receive: Any, send: Any) -> None:
+    async def _complete(self, body: bytes, send: Any) -> None:
         try:
             request = json.loads(body)
-            ticket = request.get("vllm_xargs", {}).get("prediction_ticket")
+            ticket = request.get(self.field, {}).get("prediction_ticket")
         except (AttributeError, ValueError):
             await _answer(send, {"error": "not what was expected"}, 400)
             return
@@ -113,24 +90,13 @@ class InferenceServer:
             if self.ledger is not None and row is not None:
                 self.ledger.record(row, *self.counts)
                 self.ledger.close(row)
-        if not self.events and not request.get("stream"):
+        if not self.events:
             await _answer(send, {"choices": ["naïve"], "usage": self.usage})
             return
         await _start(send, 200, _EVENTS)
-        for event in self.events or [b"data: %d\n\n" % number for number in range(5)]:
+        for event in self.events:
             await send({"type": "http.response.body", "body": event, "more_body": True})
-            if not self.events and await self._waits(receive):
-                return
         await _end(send)
-
-    async def _waits(self, receive: Any) -> bool:
-        """Waits until it may go on; whether the client left before."""
-        left = asyncio.ensure_future(receive())
-        while not self.go_on.is_set() and not left.done():
-            await asyncio.sleep(0.01)
-        if left.done():
-            self.disconnected.set()
-        return not left.cancel()
 
     def _chat(self, asked: Any) -> str | None:
         text = ""

@@ -9,8 +9,6 @@ from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
 from fastdraft.cli.doctor import doctor
 from fastdraft.cli.memory import memory
-from fastdraft.cli.proxy import proxy
-from fastdraft.cli.record import record
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
@@ -25,11 +23,9 @@ EXTRAS = {
     "filelock": "cli",
     "fsspec": "fleet",
     "gguf": "demo",
-    "httpx": "proxy",
     "matplotlib": "plot",
     "ray": "ray",
     "tokenizers": "cli",
-    "uvicorn": "proxy",
 }
 
 
@@ -62,5 +58,5 @@ def app() -> None:
     """
 
 
-for command in (datastore, demo, doctor, memory, proxy, record, replay):
+for command in (datastore, demo, doctor, memory, replay):
     app.add_command(command)

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.handover import ASKED, Asked
 from fastdraft.serving.host import HostRequests, Text
-from fastdraft.serving.request_options import NAMESPACE, PREDICTION
+from fastdraft.serving.request_options import MOST_IDS, NAMESPACE, PREDICTION
 from fastdraft.step_latency import StepLatency
 
 __all__ = ["FastdraftDraftModel"]
@@ -110,6 +111,7 @@ class FastdraftDraftModel(HostRequests[Text]):
         self._n_batch: int = llama.n_batch
         self._prediction: NDArray[np.int32] | None = None
         self._latest = DraftStats()
+        self._asked: Asked | None = None
         # The text that the host showed last, and the size of the draft that it got.
         self._shown: NDArray[np.int32] = np.zeros(len(llama.input_ids), dtype=np.int32)
         self._length = 0
@@ -202,26 +204,40 @@ class FastdraftDraftModel(HostRequests[Text]):
         self._observe([text], emitted, [0, len(emitted)])
         if text.request is None:
             return None
+        self._tell(self.engine.stats(text.request))
         # Draft and last token must fit into one batch: of longer ones, logits are lost.
-        limit = min(len(self._shown) - len(input_ids), self._n_batch - 1)
+        limit = min(len(self._shown) - len(input_ids), self._n_batch - 1, text.lookahead)
         if self._has_processors() or self._cost.wants_plain_step(1):
             limit = 0
         return self._propose([text], [limit], self._cost.seconds_by_tokens(1)).token_ids
 
     def _begin(self, prompt: NDArray[np.intc]) -> Text:
-        prediction, self._prediction = self._prediction, None
+        params = {PREDICTION: self._prediction, NAMESPACE: self.namespace}
+        self._prediction = None
         self.finish()
+        self._asked = asked = ASKED.get()
+        if asked is not None:
+            params = dict(asked.params)
+            if asked.prediction is not None:
+                params[PREDICTION] = self._tokenize(asked.prediction)[:MOST_IDS]
         self._latest = DraftStats()
         text = self._texts[None] = Text()
-        if self.memory.max_bytes:
-            self._add(text, prompt, {PREDICTION: prediction, NAMESPACE: self.namespace})
+        if self.memory.max_bytes or asked is not None:
+            self._add(text, prompt, params)
         else:
-            text.request = self.engine.add_request(prompt, prediction=prediction)
+            text.request = self.engine.add_request(prompt, prediction=params[PREDICTION])
         return text
 
     def _conclude(self, text: Text, stats: DraftStats) -> None:
         super()._conclude(text, stats)
         self._latest = stats
+        self._tell(stats)
+
+    def _tell(self, stats: DraftStats) -> None:
+        """Tells the server's front what became of the prediction so far."""
+        if self._asked is not None:
+            counts = stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
+            self._asked.counts = counts
 
     def _has_processors(self) -> bool:
         llama = self._llama()

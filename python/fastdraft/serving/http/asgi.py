@@ -18,7 +18,6 @@ __all__ = [
     "json_headers",
     "parsed",
     "send_error",
-    "values",
     "without",
 ]
 
@@ -31,14 +30,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
-def values(headers: Headers, name: bytes) -> list[bytes]:
-    """All values of a header, by its name in lower case."""
-    return [value for key, value in headers if key.lower() == name]
-
-
 def header(headers: Headers, name: bytes) -> bytes | None:
     """The first value of a header, by its name in lower case; None where there is none."""
-    return next(iter(values(headers, name)), None)
+    return next((value for key, value in headers if key.lower() == name), None)
 
 
 def without(headers: Headers, *names: bytes) -> Headers:

@@ -1,21 +1,21 @@
 """What OpenAI's API has and an inference server lacks: predictions, and templates of tool calls.
 
-A front stands before a server and turns a request's `prediction` into the token ids that fastdraft
-takes from the request's own parameters; the servers themselves ignore predictions. A request's
-tools and its JSON schema become templates to draft from. Other requests pass as they are, unless
-they ask fastdraft for what it does not understand.
+A front is ASGI middleware in a server. It turns a request's `prediction` into what the server's
+drafter takes; the servers themselves ignore predictions. A request's tools and its JSON schema
+become templates to draft from. Other requests pass as they are, unless they ask fastdraft for what
+it does not understand.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
 import os
 from typing import Final
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.handover import ASKED, Asked
 from fastdraft.serving.http.answers import EventAnswer, WholeAnswer
 from fastdraft.serving.http.asgi import (
     App,
@@ -30,16 +30,15 @@ from fastdraft.serving.http.asgi import (
     send_error,
     without,
 )
-from fastdraft.serving.http.servers import COMPLETIONS, VLLM, Server, server_of
+from fastdraft.serving.http.record import RECORD_VARIABLE, Record
+from fastdraft.serving.http.servers import COMPLETIONS, VLLM, Server
 from fastdraft.serving.http.templates import RequestTemplates, ServerError, tokens_of
 from fastdraft.serving.ledger import FOLDER_VARIABLE, TICKET, LedgerReader, new_ticket
 from fastdraft.serving.metrics import exposition
 from fastdraft.serving.request_options import (
     MOST_IDS,
-    NAMESPACE,
     OPTIONS,
     PREDICTION,
-    REMEMBER,
     TEMPLATES,
     request_options,
 )
@@ -47,13 +46,11 @@ from fastdraft.serving.request_options import (
 __all__ = ["Front"]
 
 _MOST_BYTES: Final = 1 << 26
-"""The largest body of a request for a completion, which is read whole. OpenAI takes 50 MB."""
+"""The largest body of a request for a completion, which is read whole, and the largest answer that
+is recorded. OpenAI takes 50 MB."""
 _MOST_LETTERS: Final = 16 * MOST_IDS
 """The longest prediction that the server is asked to tokenize."""
-_HARMLESS: Final = ("/detokenize", "/tokenize", "/v1/embeddings", "/v1/messages/count_tokens")
-"""What else may be posted where each key has a namespace of its own."""
 _KEYS: Final = (b"authorization", b"x-api-key")
-_METRICS: Final = "/metrics"
 # A body with none of these passes without being parsed.
 _OF_INTEREST: Final = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
 
@@ -61,45 +58,38 @@ logger = logging.getLogger(__name__)
 
 
 class Front:
-    """Predicted outputs, and templates of tool calls, before a server with OpenAI's API.
+    """Predicted outputs, and templates of tool calls, in a server with OpenAI's API.
+
+    With `FASTDRAFT_RECORD` in the environment, each request that was answered whole is appended to
+    that file with its answer, unless its options keep it from the memory or switch drafts off.
 
     Args:
-        app: The server, or what passes requests on to it.
-        server: Which one it is; None is vLLM where the environment names a folder of ledgers, else
-            the server is asked when the first request needs to know.
-        namespace_by_key: Whether the server's memory is shared by requests of the same key alone.
-            The names of namespaces that clients send are left out, and requests without a key, or
-            whose body cannot be changed, are kept from the memory or refused.
+        app: The server's application.
+        server: Which one it is.
+
+    Raises:
+        InvalidValueError: The file of the record cannot be written.
     """
 
-    def __init__(
-        self, app: App, server: Server | None = None, *, namespace_by_key: bool = False
-    ) -> None:
+    def __init__(self, app: App, server: Server) -> None:
         self.app = app
-        self.namespace_by_key = namespace_by_key
-        self._ledgers = LedgerReader.from_environment() if server in (None, VLLM) else None
-        self._server = server if self._ledgers is None else VLLM
-        self._asked = self._server is not None
+        self.server = server
+        record = os.environ.get(RECORD_VARIABLE)
+        self.record = Record(record) if record else None
+        self._ledgers = None if server.text is None else LedgerReader.from_environment()
         self._warned: set[str] = set()
         self._templates = RequestTemplates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method = scope["method"] if scope["type"] == "http" else ""
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        if method == "GET" and path == _METRICS and self._ledgers is not None:
+        readable = bool(method) and header(scope["headers"], b"content-encoding") is None
+        if method == "POST" and path in COMPLETIONS and readable:
+            await _Completion(self, scope, path, receive, send).run()
+        elif method == "GET" and path == "/metrics" and self.server is VLLM and self._ledgers:
             await self._metrics(self._ledgers, scope, receive, send)
-            return
-        if method == "POST":
-            readable = header(scope["headers"], b"content-encoding") is None
-            if path in COMPLETIONS and readable:
-                await _Completion(self, scope, path, receive, send).run()
-                return
-            if self.namespace_by_key and path not in _HARMLESS:
-                text = "Each key has a namespace of its own here, so "
-                text += "this path is closed." if readable else "no body may be compressed."
-                await send_error(send, 403, text, "PermissionDeniedError")
-                return
-        await self.app(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     async def _metrics(
         self, ledgers: LedgerReader, scope: Scope, receive: Receive, send: Send
@@ -113,9 +103,12 @@ class Front:
         """What lets an engine tell what became of a prediction; None where none tells."""
         return None if self._ledgers is None else new_ticket()
 
-    def report(self, usage: Json, ticket: str) -> None:
-        """Adds what became of the prediction of `ticket` to an answer's `usage`."""
-        counts = None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
+    def counts(self, ticket: str) -> tuple[int, int] | None:
+        """What became of the prediction of `ticket`; None where nothing is known."""
+        return None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
+
+    def report(self, usage: Json, counts: tuple[int, int] | None) -> None:
+        """Adds what became of a prediction to an answer's `usage`."""
         # /v1/responses and /v1/messages have another word for it.
         total = "completion_tokens" if "completion_tokens" in usage else "output_tokens"
         if counts is None:
@@ -137,63 +130,36 @@ class Front:
         known = {name: count for name, count in details.items() if count is not None}
         usage[f"{total}_details"] = {**details, **counted, **known}
 
-    async def server(self, scope: Scope) -> Server | None:
-        """Which server it is, asked in the name of a request; None where that is not known."""
-        if not self._asked:
-            try:
-                models = await self._ask(scope, "GET", "/v1/models")
-            except ServerError as error:
-                # Another client, or a later question, may get an answer, but for a closed path.
-                self._asked = error.status in (404, 405)
-                self.warn_once("cannot find out which server this is: %s", error)
-                return None
-            self._asked = True
-            self._server = server_of(models)
-            if self._server is None:
-                self.warn_once(
-                    "the server is none that fastdraft knows, so requests pass as they are; "
-                    "/v1/models answered %.300s",
-                    models,
-                )
-            else:
-                logger.info("the server is %s", self._server.title)
-        return self._server
-
     async def prediction_ids(self, scope: Scope, model: object, text: str) -> list[int]:
         """The tokens of a prediction, by the server's own endpoint; none where it gives none."""
         question = {"model": model, "prompt": text, "add_special_tokens": False}
         try:
-            return tokens_of(await self._ask(scope, "POST", "/tokenize", question))
+            return tokens_of(await self._ask(scope, "/tokenize", question))
         except ServerError as error:
             self.warn_once("%s, so a prediction went unused", error)
             return []
 
-    async def template_ids(
-        self, scope: Scope, request: Json, server: Server, namespace: object
-    ) -> list[int]:
+    async def template_ids(self, scope: Scope, request: Json, namespace: object) -> list[int]:
         """The tokens of the templates of a request; none where it has no tools and no schema."""
 
         async def ask(path: str, question: Json) -> Json:
-            return await self._ask(scope, "POST", path, question)
+            return await self._ask(scope, path, question)
 
         caller = [_key(scope), namespace, request.get("cache_salt")]
         try:
-            return await self._templates.ids(request, server, caller, ask)
+            return await self._templates.ids(request, self.server, caller, ask)
         except ServerError as error:
             self.warn_once("%s, so tools and schemas are not drafted from", error)
             return []
 
-    async def _ask(
-        self, scope: Scope, method: str, path: str, question: Json | None = None
-    ) -> Json:
+    async def _ask(self, scope: Scope, path: str, question: Json) -> Json:
         """What the server answers to a question of ours, in the name of a request."""
-        body = b"" if question is None else json.dumps(question).encode()
-        headers = json_headers(body) if body else []
+        body = json.dumps(question).encode()
+        headers = json_headers(body)
         headers += [pair for pair in scope["headers"] if pair[0].lower() in _KEYS]
         target = scope.get("root_path", "") + path
         request = {
             **scope,
-            "method": method,
             "path": target,
             "raw_path": target.encode(),
             "query_string": b"",
@@ -222,8 +188,7 @@ class Front:
         except Exception as error:
             raise ServerError(f"{path} raised {error!r}") from error
         if status != 200:
-            text = f"{path} answered with status {status} and {bytes(answer[:200])!r}"
-            raise ServerError(text, status)
+            raise ServerError(f"{path} answered with status {status} and {bytes(answer[:200])!r}")
         return parsed(bytes(answer))
 
     def warn_once(self, what: str, *details: object) -> None:
@@ -266,10 +231,16 @@ class _Completion:
         self._client_send = send
         self._body_given = False
         self._ticket: str | None = None
+        self._asked = Asked()
         self._refusal: _InvalidRequest | None = None
         self._answer: WholeAnswer | EventAnswer | None = None
+        # What is recorded; None where nothing is.
+        self._kept: bytes | None = None
+        self._kept_answer = bytearray()
 
     async def run(self) -> None:
+        if self._front.server.text is None:
+            ASKED.set(self._asked)  # filled in when the body is read
         # How long the body becomes is not known yet.
         headers = without(self._scope["headers"], b"content-length")
         try:
@@ -284,6 +255,8 @@ class _Completion:
             await send_error(send, wrong.status, text, "BadRequestError", wrong.parameter)
 
     async def _receive(self) -> Message:
+        if self._refusal is not None:
+            return {"type": "http.disconnect"}
         if self._body_given:
             return await self._client_receive()
         try:
@@ -317,34 +290,31 @@ class _Completion:
         return bytes(body)
 
     async def _with_token_ids(self, body: bytes) -> bytes:
-        """The body with prediction and templates as token ids, and with a prediction a ticket."""
-        by_key = self._front.namespace_by_key
-        if not by_key and not any(name in body for name in _OF_INTEREST):
+        """The body with prediction and templates as token ids, and with a prediction a ticket.
+
+        What is wrong with a body, fastdraft's options aside, is the server's to say.
+        """
+        front, server = self._front, self._front.server
+        if front.record is None and not any(name in body for name in _OF_INTEREST):
             return body
         try:
             request = json.loads(body)
         except ValueError:
-            request = None
+            return body
         if not isinstance(request, dict):
-            return self._left_alone(body, "the body must be a JSON object")
+            return body
         prediction = request.get("prediction")
         text = None if prediction is None else _prediction_text(prediction)
-        server = await self._front.server(self._scope)
-        if server is None:
-            return self._left_alone(body, "fastdraft does not know which server this is")
         field = server.parameters
-        if field is None or self._path not in server.paths:
+        if self._path not in server.paths:
             if text:
-                self._front.warn_once(
-                    "%s passes nothing of a request on to a drafter, so predictions have no effect",
-                    f"{server.title}'s {self._path}",
-                )
-            return self._left_alone(body, f"{server.title} takes no namespaces at {self._path}")
+                front.warn_once("%s takes no predictions at %s", server.title, self._path)
+            return body
         arguments = request.get(field)
         if arguments is None:
             arguments = {}
         if not isinstance(arguments, dict):
-            return self._left_alone(body, f"{field} must be an object")
+            return body
         for name in request:
             if name in OPTIONS or name.startswith("fastdraft"):
                 raise _InvalidRequest(f"{_shown(name)} belongs in {field}", name)
@@ -352,20 +322,26 @@ class _Completion:
             options = request_options(arguments)
         except InvalidValueError as error:
             raise _InvalidRequest(f"{field}.{error}", field) from error
-        added: Json = {}
-        if by_key:
-            added |= _memory_of(_key(self._scope))
-            arguments.pop(NAMESPACE, None)
-        if options.lookahead and options.templates is None:
-            template_ids = await self._front.template_ids(
-                self._scope, request, server, options.namespace
+        if front.record is not None and options.remember and options.lookahead:
+            self._kept = body
+        if text and len(text) > _MOST_LETTERS:
+            raise _InvalidRequest(
+                f"prediction must be at most {_MOST_LETTERS} characters, got {len(text)}"
             )
-            if template_ids:
-                added[TEMPLATES] = template_ids
+        if server.text is None:
+            # The server refuses fields that it does not know.
+            self._asked.params, self._asked.prediction = arguments, text
+            given = len(request)
+            request = {k: v for k, v in request.items() if k not in (field, "prediction")}
+            return body if len(request) == given else json.dumps(request).encode()
+        added: Json = {}
+        if options.lookahead and options.templates is None:
+            ids = await front.template_ids(self._scope, request, options.namespace)
+            added = {TEMPLATES: ids} if ids else {}
         if options.prediction is None and text:
             added |= await self._predicted(request.get("model"), text)
         if PREDICTION in arguments or PREDICTION in added:
-            self._ticket = self._front.new_ticket()
+            self._ticket = front.new_ticket()
             if self._ticket is not None:
                 added[TICKET] = self._ticket
             request.pop("prediction", None)
@@ -374,22 +350,8 @@ class _Completion:
         request[field] = {**arguments, **added}
         return json.dumps(request).encode()
 
-    def _left_alone(self, body: bytes, why: str) -> bytes:
-        """The body as it is, whose faults the server has errors for.
-
-        Raises:
-            _InvalidRequest: It has to have the namespace of its key.
-        """
-        if self._front.namespace_by_key:
-            raise _InvalidRequest(f"{why}, but each key has a namespace of its own here", None)
-        return body
-
     async def _predicted(self, model: object, text: str) -> Json:
         """The parameters of a prediction. Raises _InvalidRequest."""
-        if len(text) > _MOST_LETTERS:
-            raise _InvalidRequest(
-                f"prediction must be at most {_MOST_LETTERS} characters, got {len(text)}"
-            )
         token_ids = await self._front.prediction_ids(self._scope, model, text)
         if len(token_ids) > MOST_IDS:
             raise _InvalidRequest(
@@ -397,20 +359,38 @@ class _Completion:
             )
         return {PREDICTION: token_ids} if token_ids else {}
 
+    @property
+    def _is_predicted(self) -> bool:
+        asked = self._asked
+        return self._ticket is not None or bool(asked.prediction or asked.params.get(PREDICTION))
+
     async def _send(self, message: Message) -> None:
         if self._refusal is not None:
             # What the application says to a caller who went away.
             return
-        if message["type"] == "http.response.start" and self._ticket is not None:
-            kind = header(message["headers"], b"content-type") or b""
-            if message["status"] != 200 or header(message["headers"], b"content-encoding"):
-                pass
-            elif kind.startswith(b"text/event-stream"):
-                self._answer = EventAnswer(self._client_send, self._reported)
-            elif kind.startswith(b"application/json"):
-                self._answer = WholeAnswer(self._client_send, self._reported)
+        if message["type"] == "http.response.start":
+            packed = header(message["headers"], b"content-encoding")
+            if message["status"] != 200 or packed:
+                self._kept = None
+            elif self._is_predicted:
+                kind = header(message["headers"], b"content-type") or b""
+                if kind.startswith(b"text/event-stream"):
+                    self._answer = EventAnswer(self._client_send, self._reported)
+                elif kind.startswith(b"application/json"):
+                    self._answer = WholeAnswer(self._client_send, self._reported)
         send = self._client_send if self._answer is None else self._answer.send
         await send(message)
+        if self._kept is not None and message["type"] == "http.response.body":
+            self._keep(self._kept, message)
+
+    def _keep(self, request: bytes, message: Message) -> None:
+        """Records the request once its whole answer has gone to the client."""
+        self._kept_answer.extend(message.get("body", b""))
+        if len(self._kept_answer) > _MOST_BYTES:
+            self._kept = None
+        elif not message.get("more_body", False) and self._front.record is not None:
+            self._front.record.append(request, bytes(self._kept_answer))
+            self._kept = None
 
     def _reported(self, document: bytes) -> bytes:
         """A JSON document with the counts in its `usage`, or as it is where it has none."""
@@ -418,19 +398,15 @@ class _Completion:
         # The last event of /v1/responses holds the whole answer.
         inner = answer.get("response")
         usage = (inner if isinstance(inner, dict) else answer).get("usage")
-        if self._ticket is None or not isinstance(usage, dict):
+        if not isinstance(usage, dict):
             return document
-        self._front.report(usage, self._ticket)
+        ticket = self._ticket
+        self._front.report(
+            usage, self._asked.counts if ticket is None else self._front.counts(ticket)
+        )
         text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
         # Half a surrogate pair has no encoding; JSON writes it as Python's backslashes do.
         return text.encode("utf-8", "backslashreplace")
-
-
-def _memory_of(key: str) -> Json:
-    """The parameters of a request whose memory is that of its key."""
-    if not key:
-        return {REMEMBER: False}
-    return {NAMESPACE: f"key-{hashlib.sha256(key.encode('latin-1')).hexdigest()[:32]}"}
 
 
 def _prediction_text(prediction: object) -> str:

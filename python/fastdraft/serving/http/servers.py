@@ -1,11 +1,11 @@
-"""What the HTTP interface of each inference server lets through to a drafter."""
+"""The servers that a front is mounted in: how each passes a request on to its drafter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COMPLETIONS", "SERVERS", "SGLANG", "VLLM", "Server", "server_of"]
+__all__ = ["COMPLETIONS", "LLAMA_CPP", "SGLANG", "TRANSFORMERS", "VLLM", "Server"]
 
 COMPLETIONS: Final = (
     "/v1/chat/completions",
@@ -20,42 +20,20 @@ COMPLETIONS: Final = (
 
 @dataclass(frozen=True)
 class Server:
-    """An inference server with OpenAI's API.
-
-    With `parameters`, it has `/tokenize` and `/detokenize` as vLLM has them.
-    """
+    """An inference server with OpenAI's API."""
 
     title: str
-    owners: tuple[str, ...]
-    """What it calls itself: `owned_by` of the models in its `/v1/models`."""
-    parameters: str | None = None
-    """The field of a request that holds its own parameters for what runs in the engine; None where
-    nothing can be passed to a drafter."""
-    text: str = "prompt"
-    """The field of the text in what its `/detokenize` answers."""
-    paths: tuple[str, ...] = ("/v1/chat/completions", "/v1/completions")
-    """The endpoints that take these parameters."""
+    parameters: str
+    """The field of a request that holds fastdraft's options."""
+    paths: tuple[str, ...]
+    """The endpoints that take them."""
+    text: str | None
+    """The field of the text in what its `/detokenize` answers, which like its `/tokenize` is called
+    as vLLM's. None where the drafter runs in the server's process and gets text by `handover`."""
 
 
-# The second is vLLM's frontend in Rust.
-VLLM: Final = Server("vLLM", ("vllm", "vllm-frontend-rs"), "vllm_xargs", paths=COMPLETIONS)
-SGLANG: Final = Server("SGLang", ("sglang",), "custom_params", "text")
-
-SERVERS: Final = {
-    "vllm": VLLM,
-    "sglang": SGLANG,
-    "llama-server": Server("llama-server", ("llamacpp",)),
-    "llama-cpp-python": Server("llama-cpp-python's server", ("me",)),
-}
-"""All known servers, by the names that `fastdraft proxy --server` takes."""
-
-
-def server_of(models: object) -> Server | None:
-    """The server that answered `/v1/models` with this JSON; None for one that is not known."""
-    listed = models.get("data") if isinstance(models, dict) else None
-    for model in listed if isinstance(listed, list) else []:
-        owner = model.get("owned_by") if isinstance(model, dict) else None
-        for server in SERVERS.values():
-            if owner in server.owners:
-                return server
-    return None
+_TWO: Final = ("/v1/chat/completions", "/v1/completions")
+VLLM: Final = Server("vLLM", "vllm_xargs", COMPLETIONS, "prompt")
+SGLANG: Final = Server("SGLang", "custom_params", _TWO, "text")
+TRANSFORMERS: Final = Server("transformers serve", "custom_params", (*_TWO, "/v1/responses"), None)
+LLAMA_CPP: Final = Server("llama-cpp-python's server", "custom_params", _TWO, None)

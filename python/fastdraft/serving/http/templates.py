@@ -28,11 +28,7 @@ Ask = Callable[[str, Json], Coroutine[Any, Any, Json]]
 
 
 class ServerError(Exception):
-    """A question that the server did not answer, but with this status, if any."""
-
-    def __init__(self, reason: str, status: int = 0) -> None:
-        super().__init__(reason)
-        self.status = status
+    """A question that the server did not answer."""
 
 
 def tokens_of(answer: Json) -> list[int]:
@@ -128,7 +124,7 @@ class _ServerTokenizer:
             }
         )
         answer = self._answer("/detokenize", {"tokens": ids, "skip_special_tokens": False})
-        text = answer.get(self._server.text)
+        text = answer.get(self._server.text or "")
         if not isinstance(text, str):
             raise ServerError(f"/detokenize answered without {self._server.text!r}")
         return text

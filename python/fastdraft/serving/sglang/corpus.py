@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fastdraft import DraftConfig, DraftStats, Offers, Successors
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import HostRequests, opened, watch
+from fastdraft.serving.ledger import TICKET, Ledger
 from fastdraft.serving.metrics import Totals
 from fastdraft.serving.sglang.environment import (
     drafts_from_logits,
@@ -88,6 +89,7 @@ class Corpus(HostRequests[RequestText]):
         self._drafts_from_logits = max_bfs_breadth != 1 and drafts_from_logits(server_args)
         self._drafted: Nodes | None = None  # since the target saw them last
         self._report = report
+        self._ledger = Ledger.from_environment()
         self._reported_at = -math.inf
         self._guard([], self._tell)
         if self.replica is not None and report is not None:
@@ -126,6 +128,8 @@ class Corpus(HostRequests[RequestText]):
             adapter=adapter,
             salt=None if salt is None and own_key is None else (salt, own_key),
         )
+        if self._ledger is not None and isinstance(params, Mapping) and params.get(TICKET):
+            text.row = self._ledger.open(params[TICKET])
         if self._drafts_from_logits and text.is_drafted:
             text.successors = Successors(slots=_SLOTS)
 
@@ -162,6 +166,7 @@ class Corpus(HostRequests[RequestText]):
         # Without what the logits say, requests are drafted for from text alone.
         self._guard([], self._learn)
         self._guard([row.text for row in rows], self._step, rows, tokens, parents)
+        self._guard([], self._note, [row.text for row in rows])
         self._steps += 1
         self._seconds += time.perf_counter() - started
         self._guard([], self._tell)
@@ -263,6 +268,25 @@ class Corpus(HostRequests[RequestText]):
         """
         self._end(req_ids)
         self._guard([], self._tell)
+
+    def _note(self, texts: Iterable[RequestText]) -> None:
+        """Writes what became of predictions into the ledger."""
+        for text in texts:
+            if text.row is not None and text.request is not None:
+                self._record(text, self.engine.stats(text.request))
+
+    def _record(self, text: RequestText, stats: DraftStats) -> None:
+        if text.row is not None and self._ledger is not None:
+            counts = stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
+            self._ledger.record(text.row, *counts)
+
+    def _conclude(self, text: RequestText, stats: DraftStats) -> None:
+        super()._conclude(text, stats)
+        self._record(text, stats)
+
+    def _ended(self, text: RequestText) -> None:
+        if text.row is not None and self._ledger is not None:
+            self._ledger.close(text.row)
 
     def _tell(self) -> None:
         """Reports the totals, where it is time to."""

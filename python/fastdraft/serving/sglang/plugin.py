@@ -9,8 +9,10 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.ledger import share_folder
 from fastdraft.serving.metrics import Totals, prometheus
 from fastdraft.serving.sglang.corpus import Corpus
+from fastdraft.serving.sglang.middleware import mount
 from fastdraft.serving.sglang.texts import END
 
 __all__ = ["NAME", "register"]
@@ -55,6 +57,8 @@ def register() -> None:
                     f"{server_args.speculative_ngram_external_corpus_path!r}"
                 )
             as_ngram.handle_server_args(server_args)
+            share_folder()
+            mount()
 
         def __getattr__(self, name: str) -> Any:
             # The scheduler asks more of an algorithm than the base class answers.

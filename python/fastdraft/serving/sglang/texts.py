@@ -27,6 +27,8 @@ class RequestText(Text):
     """The tokens of its output when it began here: more than none if it had to wait."""
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
+    row: int | None = None
+    """Its row in the ledger; None for one without a prediction."""
     successors: Successors | None = None
     """What the target's logits said may follow; None where it is not drafted from."""
 
