@@ -47,12 +47,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_CONSTRAINT := $(abspath constraints/main.txt)
 # For what newer versions of pip install to build a package with.
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
+export PIP_ROOT_USER_ACTION := ignore
 # Most of what is installed is never imported. The first import of a module compiles it, and keeps that.
-PIP_INSTALL := pip install -qq --no-compile
+PIP_INSTALL := pip install -q --no-compile
 unexport PYTHONDONTWRITEBYTECODE
+say = @echo "::: $(1)"
 
 CORE_FILES := CMakeLists.txt $(shell find csrc cmake -type f)
-PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
+PACKAGE_FILES := $(CORE_FILES) pyproject.toml \
   $(shell find python kernels -name '*.py' -o -name '*.pyi' -o -name py.typed)
 CXX_FILES := $(shell find csrc tests/cpp bench/cpp examples/c examples/cpp -name '*.cc' -o -name '*.[ch]')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
@@ -63,36 +65,53 @@ include tests/hosts/hosts.mk
 MAY_INSTALL := $(shell [ "$$(id -u)" != 0 ] || command -v apt-get)
 APT_GET := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300
 install = $(if $(MAY_INSTALL),\
-  { echo "Installing $(1) with apt-get: $(2)" && $(APT_GET) update && $(APT_GET) install -y $(1); },\
+  { echo "Installing $(1) with apt-get: $(2)" && $(APT_GET) update \
+    && $(APT_GET) install -y --no-install-recommends --no-upgrade $(1); },\
   { echo "Install what Debian and Ubuntu keep in $(1), then try again: $(2)" >&2; false; })
 HAS_PYTHON_H := import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels \
-  test-interpreted test-compiled test-oldest test-other-cpu test-newest update check lint format fuzz \
+.PHONY: help setup demo test test-all rest test-cpp test-tsan test-arm64 test-install test-python \
+  test-slow test-kernels test-interpreted test-compiled test-oldest test-other-cpu test-newest update check lint format fuzz \
   campaign stubs wheel wheels package rehearsal bench plots bench-serving gpu gpu-carry docs docs-links clean \
   gtest browser
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: gtest browser ## Make the environment and build once
-# The C++ module compiles while torch is fetched. The editable package takes what is compiled.
-	$(MAKE) build/dist/.stamp & wheel=$$!; $(MAKE) $(VENV)/.triton; result=$$?; \
-	  wait $$wheel && exit $$result
-	$(MAKE) $(VENV)/.test $(VENV)/.lint
+setup: gtest browser ## Make the whole environment and build once
+	@$(MAKE) --no-print-directory $(VENV)/.test-all $(VENV)/.lint
 
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
 
-test: test-cpp test-kernels test-python ## Run the whole test suite: C++ under sanitizers, kernels, Python
+# C++ compiles while packages are fetched.
+test: ## Run the quick tests: C++, kernels, Python, docs
+	@$(MAKE) --no-print-directory -j 2 test-cpp $(VENV)/.test
+	@$(MAKE) --no-print-directory test-kernels test-python
 
-test-cpp: gtest ## Run the C++ tests: under ASan and UBSan, under TSan
-	for preset in asan tsan; do \
-	  cmake --preset $$preset && cmake --build --preset $$preset --target tests \
-	  && ctest --preset $$preset || exit 1; \
-	done
+# What `make test` leaves out, the longest first: .ci/run takes two at a time.
+REST := test-slow test-vllm test-compiled test-tsan test-oldest test-interpreted test-install \
+  test-llama-cpp test-sglang test-other-cpu $(filter-out %-vllm %-llama-cpp %-sglang,$(HOSTS:%=test-%))
+test-all: test ## Run all tests: every model family, compiled kernels, real hosts
+	@$(MAKE) --no-print-directory $(REST)
+
+rest:
+	@echo $(REST)
+
+test-cpp: gtest ## Run the C++ tests under ASan and UBSan
+	$(call cpp_tests,asan)
+
+test-tsan: gtest ## Run the C++ tests under TSan
+	$(call cpp_tests,tsan)
+
+define cpp_tests
+$(call say,Compiling the C++ tests: $(1))
+@cmake --preset $(1) > build/$(1).log || { cat build/$(1).log; false; }
+@cmake --build --preset $(1) --target tests
+@ctest --preset $(1)
+endef
 
 test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
 	{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } >/dev/null \
@@ -102,25 +121,30 @@ test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
 test-install: $(VENV)/.tools ## Install the C++ and C libraries, and build the examples with them
 	tests/package/install.sh
 
-test-python: $(VENV)/.test browser ## Run the Python tests, or those in the folders TESTS
-	$(PYTEST) $(TESTS)
+# Tests that are marked slow belong to `make test-all`.
+test-python: $(VENV)/.test ## Run the quick Python tests, or all of those in the folders TESTS
+	$(PYTEST) $(or $(TESTS),-m "not slow")
+
+test-slow: $(VENV)/.test-all browser
+	$(PYTEST) -m slow
 
 # Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
-test-kernels: test-interpreted test-compiled ## Run the GPU kernels in Triton's interpreter, and compile them
+test-kernels: $(VENV)/.test ## Run the GPU kernels in Triton's interpreter, one size of each
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/kernels
 
-test-interpreted: $(VENV)/.test $(VENV)/.triton
-	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+test-interpreted: $(VENV)/.test-all
+	TRITON_INTERPRET=1 $(PYTEST) -m slow tests/kernels
 
-test-compiled: $(VENV)/.test $(VENV)/.triton
+test-compiled: $(VENV)/.test-all
 	$(PYTEST) --dist loadgroup tests/kernels_compiled
 
-test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
+test-oldest: $(VENV)/.test-all ## Run the Hugging Face tests with the oldest transformers allowed
 	PIP_CONSTRAINT= $(PIP_INSTALL) --no-deps --upgrade --target build/transformers-oldest \
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) -m "not any_transformers" $(OLDEST_TESTS)
 
 # As another processor would: the plainest kernels of PyTorch, and of oneDNN those for SSE 4.1.
-test-other-cpu: $(VENV)/.test ## Run the tests that depend on rounding as another processor would
+test-other-cpu: $(VENV)/.test-all ## Run the tests that depend on rounding as another processor would
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) $(NUMERICAL_TESTS)
 
 test-newest: $(VENV)/.release ## Run everything with the newest packages that the requirements allow
@@ -133,7 +157,7 @@ check: $(VENV)/.python ## Lint and test what has changed since main
 	$(MAKE) $(VENV)/.python $$(python tools/check.py --needs $(VENV))
 	python tools/check.py --jobs $(JOBS)
 
-lint: $(VENV)/.lint $(VENV)/.test gtest ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test-all gtest ## Check format, style, types and imports
 	ruff check
 	ruff format --check
 	MYPYPATH=python mypy -p fastdraft
@@ -153,7 +177,7 @@ fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
 	cmake --preset fuzz && cmake --build --preset fuzz
 	for target in build/fuzz/fuzz_*; do $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
-campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
+campaign: $(VENV)/.test-all ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
 	@command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev,the fuzzer)
 	cmake --preset fuzz && cmake --build --preset fuzz
 	CAMPAIGN_WORKERS=$(if $(SEED),1,$(JOBS)) $(PYTEST) --dist load --maxschedchunk 1 tests/campaign \
@@ -172,8 +196,8 @@ wheels: $(VENV)/.tools $(VENV)/.release ## Build a wheel that other Linux system
 FAST_BUILD = SKBUILD_CMAKE_BUILD_TYPE=Debug CMAKE_ARGS="-DCMAKE_CXX_FLAGS_DEBUG=-O0 \
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0"
 
-package: build/dist/.stamp ## Try sdist, wheel and commands in environments without torch
-	for file in build/dist/*.whl build/dist/*.tar.gz; do \
+package: build/dist/.stamp ## Try the wheel, the sdist, the checkout and commands in environments without torch
+	for file in build/dist/*.whl build/dist/*.tar.gz .; do \
 	  rm -rf build/clean && $(PYTHON) -m venv --without-pip build/clean \
 	  && $(FAST_BUILD) pip --python build/clean install -qq --no-compile $$file \
 	  && (cd build/clean && bin/python -W error ../../tests/package/package_smoke.py) || exit 1; \
@@ -185,6 +209,7 @@ rehearsal: $(VENV)/.tools $(VENV)/.release ## Rehearse a release on this machine
 	tools/rehearse.sh
 
 bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that can be installed
+	@rm -f $(VENV)/.core && $(MAKE) --no-print-directory $(VENV)/.core LTO=ON
 	cmake --preset release && cmake --build --preset release
 	python bench/corpus.py build/bench/tokens.bin
 	build/release/bench_index build/bench/tokens.bin
@@ -222,7 +247,7 @@ GPU_PYTHON := PYTHONPATH=$(abspath build/gpu/site) $(PYTHON)
 # Of a machine that is lent by the minute, building takes its share.
 GPU_BEGAN := --began $(shell date +%s)
 else
-GPU_NEEDS := $(VENV)/.test $(VENV)/.triton
+GPU_NEEDS := $(VENV)/.test-all
 GPU_PYTHON := python
 endif
 
@@ -247,14 +272,18 @@ $(VENV)/.python:
 	  sys.version_info < (3, 15) or print("constraints/ was made for Python 3.10 to 3.14, and this is " \
 	    + version + ": if an installation fails, use PYTHON=python3.14", file=sys.stderr)'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv,an environment for Python)
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	$(call say,An environment for Python in $(VENV))
+	@$(PYTHON) -m venv $(VENV)
+	@# The pip that an older Python brings knows no dependency groups.
+	@$(PIP_INSTALL) --upgrade pip
+	@touch $@
 
 $(VENV)/.tools: $(VENV)/.python tools/build.txt constraints/main.txt
 	@command -v c++ >/dev/null || $(call install,g++,a compiler for the C++ core)
 	@$(PYTHON) -c '$(HAS_PYTHON_H)' || $(call install,python3-dev,headers for the C++ module)
-	$(PIP_INSTALL) -r tools/build.txt
-	touch $@
+	$(call say,What builds the package: 45 MB)
+	@$(PIP_INSTALL) -r tools/build.txt
+	@touch $@
 
 $(VENV)/.release: $(VENV)/.python tools/release.txt constraints/main.txt
 	$(PIP_INSTALL) -r tools/release.txt
@@ -273,44 +302,58 @@ browser:
 
 # One that has this version already keeps it. The second command also looks where the first one did.
 $(VENV)/.torch: $(VENV)/.python constraints/main.txt
-	python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null || \
+	$(call say,PyTorch $(TORCH): 190 MB where no GPU is)
+	@python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null || \
 	if [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then \
 	  $(PIP_INSTALL) torch==$(TORCH); \
 	else \
 	  $(PIP_INSTALL) torch==$(TORCH)+cpu 2>/dev/null || \
 	  $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; \
 	fi
-	touch $@
+	@touch $@
 
-# PyTorch's CUDA wheels bring it, those for CPUs do not.
-$(VENV)/.triton: $(VENV)/.torch
-	$(PIP_INSTALL) triton
-	touch $@
+# Editable: the Python files are used where they lie. It compiles in a folder of its own, so that
+# `pip install .` may run beside it.
+$(VENV)/.editable: pyproject.toml | $(VENV)/.tools
+	$(call say,Compiling the C++ module: two minutes)
+	@env -u PIP_BUILD_CONSTRAINT $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+	@touch $@
 
-# Editable: the Python files are used where they lie, the C++ module is built again after an edit.
-$(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
-	$(PIP_INSTALL) --no-build-isolation --editable '.[demo]'
-	touch $@
+# After an edit only what it concerns is compiled again. Benchmarks measure what wheels hold, which
+# is optimised across files.
+LTO ?= OFF
+$(VENV)/.core: $(CORE_FILES) | $(VENV)/.editable
+	@cmake -DFASTDRAFT_LTO=$(LTO) build/editable > /dev/null
+	@cmake --build build/editable
+	@cmake --install build/editable --prefix \
+	  $$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/fastdraft > /dev/null
+	@touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
-	$(PIP_INSTALL) 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
-	touch $@
+# The module compiles while PyTorch is fetched.
+$(VENV)/.package: pyproject.toml constraints/main.txt $(CORE_FILES)
+	@$(MAKE) --no-print-directory -j 2 $(VENV)/.core $(VENV)/.torch
+	@[ -e $@ ] && [ $@ -nt pyproject.toml ] && [ $@ -nt constraints/main.txt ] \
+	  || { echo "::: transformers and what else the demo needs: 45 MB"; $(PIP_INSTALL) 'fastdraft[demo]'; }
+	@touch $@
 
-# What the tests of one folder need: see the extras in pyproject.toml.
-$(VENV)/.test-%: $(VENV)/.package
-	$(PIP_INSTALL) 'fastdraft[test-$*]'
-	touch $@
+# The groups of pyproject.toml.
+$(VENV)/.test $(VENV)/.test-all $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: pyproject.toml \
+    constraints/main.txt | $(VENV)/.package
+	$(call say,The packages of $(patsubst .%,%,$(notdir $@)))
+	@$(PIP_INSTALL) --group $(patsubst .%,%,$(notdir $@))
+	@touch $@
 
 build/gpu/site/.stamp: $(PACKAGE_FILES)
 	$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu/site $(CARRY)/*.whl
-	PYTHONPATH=$(abspath build/gpu/site) $(PYTHON) -m pip install -q --no-index --no-deps \
+	env -u PIP_BUILD_CONSTRAINT PYTHONPATH=$(abspath build/gpu/site) $(PYTHON) -m pip install -q --no-index --no-deps \
 	  --no-build-isolation --upgrade --target build/gpu/site .
 	touch $@
 
-# In the folder that the editable package is compiled in too: the second of the two compiles nothing.
 build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.tools
+	$(call say,Building the wheel: two minutes)
 	rm -rf build/dist
-	python -m build --no-isolation --sdist --wheel --outdir build/dist
+	python -m build --no-isolation --sdist --wheel --config-setting build-dir=build/wheel \
+	  --outdir build/dist > build/wheel.log || { cat build/wheel.log; exit 1; }
 	touch $@
 
 endif

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from fastdraft import step_latency
+from slow_tests import is_slow
 from step_clock import StepClock
 
 LAYERS = 2
@@ -22,12 +23,25 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` does not even import slow files: what they import may be missing."""
+    if config.option.markexpr == "not slow" and collection_path.name.startswith("test_"):
+        return is_slow(collection_path) or None
+    return None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if is_slow(item.path):
+        item.add_marker("slow")
+
+
 @pytest.hookimpl(trylast=True)  # after xdist's own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuses names that differ from process to process, and keeps an `xdist_group` in one process.
 
     Workers that collect different names run nothing. A name that holds an address always differs.
-    The workers find what depends on an order or a time: each has a hash seed of its own. pytest 9.2 does not read the ids that xdist 3.8 sets for groups:
+    The workers find what depends on an order or a time: each has a hash seed of its own. pytest
+    9.2 does not read the ids that xdist 3.8 sets for groups:
     https://github.com/pytest-dev/pytest-xdist/issues/1386
     """
     for item in items:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,8 @@ ROOMS = {
     "python/fastdraft": ("core", "package"),
     "tests/cpp": ("cpp",),
 }
+# Rooms whose tests need no more than `make test` installs.
+QUICK = ("core", "docs", "kernels", "kernels_compiled", "package", "verification")
 # Rooms that are too large for every change: of these, the tests named after the changed file.
 LARGE = ("kernels",)
 
@@ -115,16 +116,12 @@ def needs(files: list[Path], environment: str) -> list[str]:
     rooms = {Path(name).parts[1] for path in files for name in tests_of(path)}
     if any(path.suffix in (".cc", ".h") for path in files) or "cpp" in rooms:
         targets.add("gtest")
-    if rooms & {"kernels", "kernels_compiled"}:
-        stamps.add(".triton")
     if "replay" in rooms:
         targets.add("browser")
-    if rooms - {"cpp", "hosts"}:
-        stamps.add(".test-base")
-    extras = re.findall(r"^test-(\w+) = ", Path("pyproject.toml").read_text("utf-8"), re.MULTILINE)
-    stamps |= {f".test-{room}" for room in rooms if room in extras}
     # mypy of bench/ follows its imports into all of tests/support.
-    if any(path.parts[0] == "bench" for path in files):
+    if rooms - {"cpp", "hosts", *QUICK} or any(path.parts[0] == "bench" for path in files):
+        stamps.add(".test-all")
+    elif rooms - {"cpp", "hosts"}:
         stamps.add(".test")
     return sorted(targets) + [f"{environment}/{stamp}" for stamp in sorted(stamps)]
 

@@ -56,7 +56,7 @@ for kind in wheel sdist; do
     "$pip" install -qq --index-url "file://$work/index" --only-binary fastdraft fastdraft
   else
     "$pip" install -qq numpy -r tools/build.txt
-    "$pip" install -qq --index-url "file://$work/index" --no-binary fastdraft \
+    env -u PIP_BUILD_CONSTRAINT "$pip" install -qq --index-url "file://$work/index" --no-binary fastdraft \
       --no-build-isolation fastdraft
   fi
   (cd "$work" && "$kind/bin/python" -W error "$smoke")

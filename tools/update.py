@@ -67,9 +67,12 @@ def resolve(tree: Path) -> None:
     main.unlink()
     tools = [tree / "tools" / name for name in ("build.txt", "release.txt")]
     inputs = [tree / "pyproject.toml", *tools, scratch / "companion.txt"]
-    lock(inputs, main, "--all-extras", "--constraint", torch)
+    groups = ("bench", "docs", "lint", "test-all")
+    lock(
+        inputs, main, "--all-extras", *(f"--group={name}" for name in groups), "--constraint", torch
+    )
     for python in PYTHONS:  # there are wheels of all that `make test` needs
-        everything = ("--extra", "demo", "--extra", "test", "--constraint", main)
+        everything = ("--group", "test-all", "--constraint", main)
         wheels = ("--only-binary", ":all:", "--python-platform", "x86_64-manylinux_2_31")
         lock(inputs[:2], scratch / "wheels.txt", *everything, *wheels, python=python)
     for requirements in sorted((tree / "tests" / "hosts" / "requirements").glob("*.txt")):

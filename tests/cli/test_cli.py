@@ -27,7 +27,8 @@ from transformers import (
 
 from byte_tokenizer import byte_tokenizer
 from fastdraft.cli.app import app
-from fastdraft.demo import demo_requests, load_target, measure
+from fastdraft.cli.demo import limit_threads
+from fastdraft.demo import Request, demo_requests, load_target, measure
 from fastdraft.demo import model as demo_model
 from fastdraft.demo.comparison import compare
 from fastdraft.demo.measure import Mode
@@ -365,6 +366,30 @@ def test_the_demo_runs_its_own_requests(
         # The file has four digits, the table one behind the point.
         measured = request["modes"]["fastdraft"]["tokens_per_second"]
         assert float(speed) == pytest.approx(measured, abs=0.06)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1, 3), (13, 3), (14, 2), (20, 2), (21, 1)])
+def test_a_slow_request_is_measured_fewer_times(tiny: Path, seconds: int, rounds: int) -> None:
+    """The clock is that of the processor, which moves by `seconds` each time that it is read."""
+    target = load_target(str(tiny), device="cpu", dtype="auto")
+    console = Console(record=True, quiet=True)
+    request = Request("any", "Any", PROMPT)
+    clock = iter(range(0, 99 * seconds, seconds))
+    found = compare(target, request, console, max_new_tokens=4, clock=lambda: next(clock))
+    assert {len(runs) for runs in found.runs.values()} == {rounds}
+
+
+@pytest.mark.parametrize(
+    ("load", "processors", "threads"), [(0.9, 2, 2), (1.1, 2, 1), (3.0, 8, 2), (5.0, 8, 1)]
+)
+def test_on_a_busy_machine_the_demo_takes_one_thread(
+    monkeypatch: pytest.MonkeyPatch, load: float, processors: int, threads: int
+) -> None:
+    chosen = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: chosen[-1])
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    limit_threads(load, processors)
+    assert chosen[-1] == threads
 
 
 def test_the_real_model_copies_the_file_that_it_edits() -> None:

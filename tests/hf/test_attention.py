@@ -25,6 +25,8 @@ from hf_models import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.slow
+
 NEW = 48
 PROMPT = 30
 

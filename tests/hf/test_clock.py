@@ -14,6 +14,8 @@ from fastdraft.drafters import AssistantModel
 from hf_models import repetitive_batch, tiny_model
 from step_clock import StepClock
 
+pytestmark = pytest.mark.slow
+
 ROOMS = ("hf", "drafters")
 
 

@@ -29,6 +29,8 @@ from hf_models import (
 )
 from watches import counted_forwards
 
+pytestmark = pytest.mark.slow
+
 if not hasattr(Cache, "is_recording_past"):
     pytest.skip("needs transformers 5.21", allow_module_level=True)
 

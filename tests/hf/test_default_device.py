@@ -16,6 +16,8 @@ from fastdraft.drafters import Staged
 from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
 from watches import Recorder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("drafts", "do_sample", "rows"),

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fastdraft.demo import ensure_model
 from hf_models import assert_decodes
 
+pytestmark = pytest.mark.slow
+
 NEW = 16
 TEXTS = [
     "one two three four one two three",

@@ -12,16 +12,20 @@ from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from hf_models import FAMILIES, assert_decodes, repetitive_batch, tiny_model
 
+# In `make test`: rotated and learned positions, and windows of all, some and no layers.
+QUICK = ("gemma3", "gpt2", "llama", "mistral", "opt", "qwen2")
+
 
 def _cases() -> Iterator[Any]:
     """Family, attention, cache, drafts and rows: 0 for three without padding."""
     for family in FAMILIES:
+        slow = () if family in QUICK else (pytest.mark.slow,)
         # A row alone has no mask, rows without padding have the model's own, and others ours.
         for drafts, rows in (("found", 0), ("predicted", 1), ("predicted", 3), ("trees", 3)):
-            yield family, None, None, drafts, rows
+            yield pytest.param(family, None, None, drafts, rows, marks=slow)
         # The masks of a static cache are ours for a row, too.
         yield pytest.param(
-            family, None, "static", "predicted", 1, marks=pytest.mark.any_transformers
+            family, None, "static", "predicted", 1, marks=(pytest.mark.any_transformers, *slow)
         )
     for family in ("gemma3", "gpt2", "mistral"):
         yield from ((family, "eager", None, drafts, 3) for drafts in ("predicted", "trees"))

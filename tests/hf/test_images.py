@@ -21,6 +21,8 @@ from hf_models import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.slow
+
 IMAGE, PROMPT, NEW, PLACE = 96, 30, 32, 14
 _MARKERS = [93, 94, 95, IMAGE]
 

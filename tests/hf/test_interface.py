@@ -40,6 +40,8 @@ from hf_models import (
 from tiny_tokenizer import tiny_tokenizer
 from watches import Recorder, counted_forwards
 
+pytestmark = pytest.mark.slow
+
 NEW = 40
 
 

@@ -17,6 +17,8 @@ from fastdraft.hf.interface import CACHE
 from hf_models import VOCABULARY, assert_decodes, drawn, repetitive_batch, tiny_model
 from watches import counted_forwards
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 _ENCODER: dict[str, Any] = {
     "vocab_size": VOCABULARY,

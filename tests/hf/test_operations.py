@@ -28,6 +28,8 @@ from hf_models import (
     tiny_model,
 )
 
+pytestmark = pytest.mark.slow
+
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {"repetition_penalty": 1.1, "suppress_tokens": [96]}
 

@@ -18,6 +18,8 @@ from pages import code
 from tiny_tokenizer import tiny_tokenizer
 from watches import Recorder, counted_forwards
 
+pytestmark = pytest.mark.slow
+
 NEW = 24
 GREEDY = {"do_sample": False, "max_new_tokens": NEW}
 PROMPTS = ["abcdefgh" * 4, "aabbcc" * 3, "ijji" * 5]

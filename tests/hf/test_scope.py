@@ -16,6 +16,8 @@ from fastdraft import hf
 from fastdraft.hf import attention, rows
 from hf_models import Generous, repetitive_batch, tiny_model
 
+pytestmark = pytest.mark.slow
+
 FOLDER = str(Path(hf.__file__).parent)
 POINTS = 60
 

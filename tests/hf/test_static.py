@@ -41,6 +41,8 @@ from hf_models import (
 )
 from watches import counted_forwards
 
+pytestmark = pytest.mark.slow
+
 NEW = 48
 PROMPT = 30
 STATIC: dict[str, Any] = {"cache_implementation": "static"}

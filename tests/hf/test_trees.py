@@ -29,6 +29,8 @@ from hf_models import (
 )
 from watches import counted_forwards
 
+pytestmark = pytest.mark.slow
+
 NEW = 48
 
 

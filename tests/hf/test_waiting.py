@@ -14,6 +14,8 @@ from fastdraft.kernels import greedy, rejection, sampled
 from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch
 from waiting import as_on_a_device, counted_waits
 
+pytestmark = pytest.mark.slow
+
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {
     "repetition_penalty": 1.1,

@@ -31,7 +31,7 @@ test-vllm: $(patsubst %,build/hosts/sources/%/.ready,$(VLLM_SOURCES) $(VERL))
 test-vllm: build/hosts/vllm-rust/.ready
 
 build/hosts/%/.ready: tests/hosts/requirements/%.txt constraints/%.txt tests/hosts/environment.py \
-    | $(VENV)/.test $(VENV)/.triton
+    | $(VENV)/.test-all
 	python tests/hosts/environment.py $* $(@D)
 	touch $@
 

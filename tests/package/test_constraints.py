@@ -11,11 +11,19 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from slow_tests import is_slow
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
@@ -25,6 +33,20 @@ HOSTS = ROOT / "tests" / "hosts" / "requirements"
 def requirements(file: Path) -> list[Requirement]:
     lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
     return [Requirement(line) for line in lines if line]
+
+
+GROUPS: dict[str, list[Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))[
+    "dependency-groups"
+]
+
+
+def grouped(*names: str) -> Iterator[str]:
+    """The requirements of groups, and of those that they include."""
+    for each in (each for name in names for each in GROUPS[name]):
+        if isinstance(each, str):
+            yield each
+        else:
+            yield from grouped(each["include-group"])
 
 
 def environment(python: str = "", machine: str = "x86_64") -> dict[str, str]:
@@ -49,8 +71,8 @@ def pins(file: Path, where: dict[str, str]) -> dict[str, str]:
 
 
 def declared() -> list[Requirement]:
-    """What the package and its extras require, and what builds it."""
-    metadata = importlib.metadata.requires("fastdraft") or []
+    """What the package, its extras and the groups require, and what builds it."""
+    metadata = [*(importlib.metadata.requires("fastdraft") or []), *grouped(*GROUPS)]
     tools = [each for name in ("build", "release") for each in requirements(tools_file(name))]
     return [Requirement(line) for line in metadata] + tools
 
@@ -104,24 +126,24 @@ def test_builds_for_gpus_are_not_installed_beside_pytorch_for_cpus() -> None:
         assert not [name for name in names if name.startswith(("nvidia", "cuda"))]
 
 
-# What `make check` installs.
-
-
-def closure(extras: Iterable[str]) -> set[str]:
-    """The packages that fastdraft with these extras brings, here."""
+def closure(requirements: Iterable[str]) -> set[str]:
+    """The packages that the requirements bring, here."""
     found: set[str] = set()
     seen: set[tuple[str, str]] = set()
-    waiting = [("fastdraft", extra) for extra in ("", *extras)]
+    waiting: list[tuple[str, str]] = []
+
+    def add(lines: Iterable[str], extra: str) -> None:
+        for need in map(Requirement, lines):
+            if need.marker is None or need.marker.evaluate(environment() | {"extra": extra}):
+                waiting.extend((canonicalize_name(need.name), e) for e in ("", *need.extras))
+
+    add(requirements, "")
     while waiting:
         name, extra = waiting.pop()
-        if (name, extra) in seen:
-            continue
-        seen.add((name, extra))
-        found.add(name)
-        for line in importlib.metadata.requires(name) or []:
-            need = Requirement(line)
-            if need.marker is None or need.marker.evaluate(environment() | {"extra": extra}):
-                waiting += [(canonicalize_name(need.name), each) for each in ("", *need.extras)]
+        if (name, extra) not in seen:
+            seen.add((name, extra))
+            found.add(name)
+            add(importlib.metadata.requires(name) or [], extra)
     return found
 
 
@@ -136,10 +158,15 @@ def imported(file: Path) -> Iterator[str]:
             yield ast.literal_eval(node.args[0]).partition(".")[0]
 
 
-def modules_of_room(room: str) -> set[str]:
-    """What the tests of a room import, by way of the helpers in tests/support too."""
+def modules_of_tests(*, slow: bool) -> set[str]:
+    """What tests import, by way of the helpers in tests/support too: all, or the quick ones."""
     helpers = {path.stem: path for path in (ROOT / "tests" / "support").glob("*.py")}
-    files, found = [*(ROOT / "tests" / room).rglob("*.py")], set()
+    files = [
+        path
+        for path in (ROOT / "tests").rglob("*.py")
+        if not {"hosts", "support"} & set(path.parts) and (slow or not is_slow(path))
+    ]
+    found: set[str] = set()
     for file in files:
         new = set(imported(file)) - found
         found |= new
@@ -156,23 +183,12 @@ def packages_of_modules() -> dict[str, list[str]]:
     }
 
 
-ROOMS = sorted(
-    folder.name
-    for folder in (ROOT / "tests").iterdir()
-    if list(folder.glob("test_*.py")) and folder.name != "hosts"
-)
-
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_needs_what_its_own_extras_bring(room: str) -> None:
-    """Nothing of it is skipped because a package is missing."""
-    provided = importlib.metadata.metadata("fastdraft").get_all("Provides-Extra") or []
-    own = [f"test-{room}"] if f"test-{room}" in provided else []
-    here = closure(["demo", "test-base", *own])
+@pytest.mark.parametrize("group", ["test", "test-all"])
+def test_a_group_brings_what_its_tests_import(group: str) -> None:
+    """Nothing is skipped because a package is missing."""
+    here = closure(grouped(group))
     packages = packages_of_modules()
-    foreign = modules_of_room(room) & set(packages) - {"fastdraft"}
-    if room.startswith("kernels"):
-        foreign -= {"triton"}
+    foreign = modules_of_tests(slow=group == "test-all") & set(packages) - {"fastdraft"}
     assert not {name for name in foreign if here.isdisjoint(packages[name])}
 
 
@@ -182,10 +198,8 @@ def check_needs(*files: str) -> set[str]:
 
 
 def test_check_installs_what_the_changed_room_needs() -> None:
-    assert check_needs("docs/index.md") == {"E/.package", "E/.test-base", "E/.test-docs"}
-    assert check_needs("kernels/greedy.py") == {
-        "E/.lint", "E/.package", "E/.test-base", "E/.triton"
-    }  # fmt: skip
+    assert check_needs("docs/index.md") == {"E/.package", "E/.test"}
+    assert check_needs("kernels/greedy.py") == {"E/.lint", "E/.package", "E/.test"}
     assert "gtest" in check_needs("csrc/src/engine/engine.cc") & check_needs("tests/cpp/texts.h")
-    assert {"browser", "E/.test-replay"} <= check_needs("tests/replay/test_page.py")
+    assert {"browser", "E/.test-all"} <= check_needs("tests/replay/test_page.py")
     assert check_needs("LICENSE") == {"E/.package"}

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+HOSTS = ROOT / "tests" / "hosts" / "requirements"
 TOOLS = (
-    *("awk", "bash", "cat", "dirname", "env", "find", "flock", "grep", "ls", "make", "mkdir"),
-    *("mv", "rm", "sed", "sh", "sleep", "touch", "xargs"),
+    *("awk", "bash", "cat", "dirname", "echo", "env", "find", "flock", "grep", "ls", "make"),
+    *("mkdir", "mv", "rm", "sed", "sh", "sleep", "touch", "tr", "true", "xargs"),
 )
 FOLDERS = ("csrc", "cmake", "python", "kernels", "tests/cpp", "bench/cpp", "examples/c")
 REASON = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt-get)"
@@ -136,7 +137,7 @@ def test_nothing_is_installed_where_a_compiler_is(tmp_path: Path) -> None:
     worked, printed = machine.make(".venv/.tools")
     assert worked, printed
     constraints = machine.clone / "constraints" / "main.txt"
-    assert machine.calls == [f"pip install -qq --no-compile -r tools/build.txt, {constraints}"]
+    assert machine.calls == [f"pip install -q --no-compile -r tools/build.txt, {constraints}"]
     assert (machine.clone / ".venv" / ".tools").exists()
 
 
@@ -202,38 +203,54 @@ def test_a_make_inside_another_does_not_wait(tmp_path: Path) -> None:
         os.close(folder)
 
 
-def test_ci_compiles_while_packages_are_fetched(tmp_path: Path) -> None:
+RECORD = """
+for word; do case $word in -*) ;; *) goals="$goals $word" ;; esac; done
+set -- $goals
+case $1 in rest) echo test-slow test-vllm test-trl; exit ;; esac
+echo "begin $*" >> {log}
+echo "output of $1"
+echo "end $1" >> {log}
+"""
+
+
+def test_ci_begins_with_the_commands_of_the_front_page(tmp_path: Path) -> None:
+    """As they stand there, in the environment that it was started in."""
     machine = Machine(tmp_path)
-    log = machine.log
-    code, printed = machine.run_ci(f"""
-        if [ $step = setup ]; then
-          for other in test-cpp test-install; do
-            until grep -q "end $other" {log}; do sleep 0.01; done
-          done
-        fi
-        echo "begin $step" >> {log}
-        echo "output of $step"
-        echo "end $step" >> {log}
-    """)
+    variables = "${JOBS:-}${OMP_NUM_THREADS:-}${DEMO:-}${FASTDRAFT_LOCKED:-}"
+    program = f'echo "$@ with [{variables}]" >> {machine.log}\n' + RECORD.format(log=machine.log)
+    code, printed = machine.run_ci(program)
     assert code == 0, printed
-    ended = [call.removeprefix("end ") for call in machine.calls if call.startswith("end ")]
-    assert {*ended[1:3]} == {"test-cpp", "test-install"} and ended[3] == "setup"
-    fetched = machine.calls.index("end setup")
-    assert all(fetched < machine.calls.index(f"begin {step}") for step in ended[4:])
-    hosts = {file.stem for file in (ROOT / "tests" / "hosts" / "requirements").glob("*.txt")}
-    assert {"lint", "test-python", "package", *(f"test-{host}" for host in hosts)} <= set(ended)
-    assert len(set(ended)) == len(ended)
+    front = (ROOT / "README.md").read_text("utf-8")
+    for command, call in zip(("demo", "test"), (0, 3), strict=True):
+        assert f"\nmake {command} " in front
+        assert machine.calls[call] == f"{command} with []"
+    begun = [call.removeprefix("begin ") for call in machine.calls if call.startswith("begin")]
+    assert begun[2].startswith("setup")
+    assert {*begun[3:]} == {"test-slow", "test-vllm", "test-trl", "lint", "package", "docs"}
     # Its tests' summary closes the output.
-    assert printed.splitlines()[1:].index("output of test-python") > len(printed.splitlines()) - 6
+    assert printed.splitlines()[1:].index("output of test-slow") > len(printed.splitlines()) - 6
 
 
-@pytest.mark.parametrize("failing", ["setup", "test-cpp", "docs"])
+def test_what_the_quick_tests_leave_out_runs_every_host(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    for folder in ("tests/hosts/requirements", "constraints"):
+        shutil.copytree(ROOT / folder, machine.clone / folder, dirs_exist_ok=True)
+    worked, printed = machine.make("--silent", "rest")
+    assert worked, printed
+    hosts = {f"test-{file.stem}" for file in HOSTS.glob("*.txt")}
+    assert hosts | {"test-slow", "test-tsan", "test-compiled"} <= set(printed.split())
+    assert len(printed.split()) == len(set(printed.split()))
+
+
+@pytest.mark.parametrize("failing", ["demo", "test", "setup", "docs"])
 def test_ci_ends_with_the_first_step_that_fails(tmp_path: Path, failing: str) -> None:
     machine = Machine(tmp_path)
-    code, printed = machine.run_ci(
-        f'echo $step >> {machine.log}; echo "output of $step"; [ $step != {failing} ]'
-    )
-    assert code == 1
-    assert printed.partition("::: A step failed:")[2].strip().startswith(f"::: make {failing}")
-    if failing == "setup":
-        assert set(machine.calls) <= {".venv/.tools", "setup", "test-cpp", "test-install"}
+    fail = f'for word; do [ "$word" != {failing} ] || {{ echo "no $word"; exit 1; }}; done\n'
+    code, printed = machine.run_ci(fail + RECORD.format(log=machine.log))
+    assert code != 0
+    assert f"no {failing}" in printed
+    begun = [call for call in machine.calls if call.startswith("begin")]
+    if failing == "docs":
+        assert printed.partition("::: A step failed:")[2].strip().startswith("::: make docs")
+    else:
+        assert len(begun) == ["demo", "test", "setup"].index(failing)

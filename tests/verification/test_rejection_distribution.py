@@ -16,6 +16,8 @@ from fastdraft.kernels import operands
 from fastdraft.verification import verify_rejection
 from oracles.verification import keep_chances
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY = 12
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -41,9 +42,8 @@ __all__ = ["demo"]
 @click.option(
     "--repeats",
     type=NUMBER,
-    default=3,
-    show_default=True,
-    help="Runs of each mode; the median counts. Six or more give an interval.",
+    help="Runs of each mode; the median counts. Six or more give an interval. "
+    "By default up to 3, as long as a request takes less than 40 s of a processor.",
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
 @click.option(
@@ -53,7 +53,7 @@ def demo(
     prompt: Path | None,
     prediction: Path | None,
     max_new_tokens: int,
-    repeats: int,
+    repeats: int | None,
     json_file: Path | None,
     html: Path | None,
     **model_and_place: Any,
@@ -77,12 +77,11 @@ def demo(
     if not console.is_terminal:
         console.width = 100
     target = load_target(**model_and_place)
+    limit_threads(os.getloadavg()[0], os.cpu_count() or 1)
     about = _about(target)
     for key, value in about.items():
         console.print(Text(f"{key + ':':9} {value}"))
-    console.print(
-        f"Greedy, up to {max_new_tokens} tokens; the median of {repeats} runs, prompt included."
-    )
+    console.print(f"Greedy, up to {max_new_tokens} tokens; times are medians, prompt included.")
 
     warm_up(target, requests[0], max_new_tokens=max_new_tokens)
     comparisons = []
@@ -107,6 +106,14 @@ def demo(
     inexact = [each.request.name for each in comparisons if not each.is_exact]
     if inexact:
         raise click.ClickException(f"fastdraft's output is not the plain one: {', '.join(inexact)}")
+
+
+def limit_threads(load: float, processors: int) -> None:
+    """One thread where others use the processors: threads that wait for each other spin."""
+    import torch
+
+    if load > processors / 2 and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def _about(target: Target) -> dict[str, Any]:

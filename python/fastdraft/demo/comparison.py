@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console
+from rich.status import Status
 
 from fastdraft.demo.measure import Generation, Mode, generate, is_near_tie
 from fastdraft.demo.requests import Request
@@ -13,6 +17,9 @@ from fastdraft.replay.measurement import Ratio, paired_ratio
 from fastdraft.replay.trace import Trace
 
 __all__ = ["Comparison", "compare", "warm_up"]
+
+SECONDS, ROUNDS = 40, 3
+"""Of a processor, and runs of each mode: when a request has been measured well enough."""
 
 EQUAL, TIE, DIFFERENT = "equal", "equal up to ties", "DIFFERENT"
 """Verdicts, from the best to the worst."""
@@ -66,25 +73,51 @@ def warm_up(target: Target, request: Request, *, max_new_tokens: int) -> None:
         generate(mode, target.model, inputs, max_new_tokens=16)
 
 
-def compare(
-    target: Target, request: Request, console: Console, *, max_new_tokens: int, repeats: int
-) -> Comparison:
-    """Runs one request in every mode and judges the outputs.
+def _show(status: Status, label: str, forwards: int) -> None:
+    status.update(f"{label}: {forwards} forwards")
 
-    Modes take turns, so that a busy moment does not hit one mode alone.
+
+def compare(
+    target: Target,
+    request: Request,
+    console: Console,
+    *,
+    max_new_tokens: int,
+    repeats: int | None = None,
+    clock: Callable[[], float] = time.process_time,
+) -> Comparison:
+    """Runs one request in every mode, says how each run went, and judges the outputs.
+
+    Modes take turns, so that a busy moment does not hit one mode alone. Without `repeats` there are
+    up to 3 rounds, and no further one where `clock` would pass 40 seconds.
     """
     model = target.model
     inputs = target.encode(request.prompt, request.answer_start, max_new_tokens=max_new_tokens)
     text = request.prediction
     prediction = None if text is None else target.encode_prediction(text)
     runs: dict[Mode, list[Generation]] = {mode: [] for mode in Mode}
-    for repeat in range(repeats):
+    began = clock()
+    for number in range(1, 1 + (repeats or ROUNDS)):
+        before = number - 1
+        if repeats is None and before and (clock() - began) / before * number > SECONDS:
+            break
         for mode in Mode:
-            with console.status(f"{mode.value}, run {repeat + 1} of {repeats}"):
+            label = f"{mode.value}, run {number}"
+            with console.status(label) as status:
                 run = generate(
-                    mode, model, inputs, max_new_tokens=max_new_tokens, prediction=prediction
+                    mode,
+                    model,
+                    inputs,
+                    max_new_tokens=max_new_tokens,
+                    prediction=prediction,
+                    watch=partial(_show, status, label),
                 )
             runs[mode].append(run)
+            console.print(
+                f"{label}: {len(run.tokens)} tokens by {run.forwards} forwards "
+                f"in {run.seconds:.1f} s",
+                style="dim",
+            )
     plain = runs[Mode.PLAIN][0].tokens
 
     def verdict(tokens: list[int]) -> str:

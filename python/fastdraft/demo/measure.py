@@ -14,7 +14,7 @@ from fastdraft import DraftBatch, Engine, hf
 from fastdraft.replay.trace import Step, Trace, accepted_path, accepted_prefix, origin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
     "Generation",
@@ -100,6 +100,7 @@ def generate(
     *,
     max_new_tokens: int,
     prediction: Sequence[int] | None = None,
+    watch: Callable[[int], object] | None = None,
 ) -> Generation:
     """Decodes one request greedily and measures it from outside, every mode alike.
 
@@ -109,11 +110,12 @@ def generate(
         inputs: `input_ids` (1, tokens) and `attention_mask` of the prompt.
         max_new_tokens: When to stop at the latest.
         prediction: Tokens expected in the output; only fastdraft can use them.
+        watch: Called before each forward with its number, from 1.
     """
     options = {**inputs, **greedy_options(model), "max_new_tokens": max_new_tokens}
     prompt_tokens = inputs["input_ids"].shape[1]
     drafter = RecordingEngine()
-    with counting_forwards(model) as forwards:
+    with counting_forwards(model, watch) as forwards:
         started = time.perf_counter()
         if mode is Mode.FASTDRAFT:
             sequences = hf.generate(
@@ -148,10 +150,18 @@ def greedy_options(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def counting_forwards(model: Any) -> Iterator[list[None]]:
-    """Yields a list that grows by one item with each forward of `model`."""
+def counting_forwards(
+    model: Any, watch: Callable[[int], object] | None = None
+) -> Iterator[list[None]]:
+    """Yields a list that grows by one item with each forward of `model`, which `watch` is told."""
     forwards: list[None] = []
-    hook = model.register_forward_pre_hook(lambda *_: forwards.append(None))
+
+    def count(*_: Any) -> None:
+        forwards.append(None)
+        if watch is not None:
+            watch(len(forwards))
+
+    hook = model.register_forward_pre_hook(count)
     try:
         yield forwards
     finally:
