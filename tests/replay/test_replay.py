@@ -32,10 +32,10 @@ from fastdraft.replay import (
     replay_family,
     trace_request,
 )
-from fastdraft.replay.importers import Importer
+from fastdraft.replay.calls import Reader
+from fastdraft.replay.lines import JsonLine, parse_lines, zstd_module
 from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
-from fastdraft.replay.records import parse_lines, zstd_module
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_path
 from hf_models import tiny_model
@@ -194,7 +194,12 @@ def test_the_files_of_a_folder_are_its_families(tmp_path: Path) -> None:
     ids = {name: [each.id for each in records] for name, records in families.items()}
     assert ids == {"a": ["1", "3"], "b": ["1"], "c": ["1"]}
     assert read == {"a": len(line), **{name[0]: len(each) for name, each in packed.items()}}
-    twice = read_family(tmp_path / "a.jsonl", no_text, convert=lambda line: [line.value] * 2)
+
+    class Twice(Reader):
+        def __call__(self, line: JsonLine) -> list[dict[str, Any]]:
+            return [line.value] * 2
+
+    twice = read_family(tmp_path / "a.jsonl", no_text, convert=Twice(TextTokenizer("none")))
     assert [each.id for each in twice] == ["1", "1/1", "3", "3/1"]
     (tmp_path / "d.jsonl").touch()
     with pytest.raises(RecordError, match=r"d\.jsonl holds no records"):
@@ -465,8 +470,9 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
     assert message in str(caught.value)
     result = fastdraft(path)
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith(f"left out: {path}, line 2: ")
-    assert result.stderr.endswith("left out: 1 bad lines\n")
+    first, second, *_ = result.stdout.splitlines()
+    assert first == "2 model calls; 100% of the answers came as token ids"
+    assert second.startswith("left out: 1 x ") and f"{path}, line 2" in second
 
 
 @pytest.mark.parametrize(
@@ -481,14 +487,15 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         (["--sample", "--html", "no/out.html"], 2, "no is not a directory"),
         (["--sample", "--html", "{empty}"], 2, "is a directory"),
         (["gone"], 2, "'gone' does not exist"),
-        (["{empty}"], 1, "must hold *.jsonl files, and holds none"),
-        (["{void}"], 1, "void.jsonl holds no records"),
+        (["{empty}"], 1, "must hold files, and holds none"),
+        (["{void}"], 1, "void.jsonl: no model call in it (it is empty). Forms that are read: "),
         (["{data}", "{data}"], 1, "are both named f, expected one file"),
         (["{data}", "--drafter", "oracle"], 2, "'oracle' is not one of"),
         (["{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
         (["{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
         (["{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
-        (["{data}", "--format", "odd"], 2, "'odd' is not one of"),
+        (["{data}", "--map", "answer=x"], 2, "expected messages or prompt, and answer"),
+        (["{data}", "--map", "answer=x[, prompt=y"], 2, "answer: not JMESPath"),
         (["{data}", "--plot", "speeds.odd"], 1, "its name must end in one of"),
         (["{data}", "--plot", "speeds"], 1, "its name must end in one of"),
         (["{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
@@ -592,7 +599,7 @@ def imported(
     tmp_path: Path, lines: Sequence[Any], tokenizer: Path | None = None
 ) -> list[dict[str, Any]]:
     """The fields of the records in a log, but for those without a value."""
-    importer = Importer(TextTokenizer(tokenizer or tmp_path))
+    importer = Reader(TextTokenizer(tokenizer or tmp_path))
     found = map(importer, parse_lines(write(tmp_path / "log.jsonl", lines)))
     return [
         {name: value for name, value in fields.items() if value is not None}
@@ -665,29 +672,20 @@ def test_completions_and_token_ids_are_read_from_a_log(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"prompt": "x"}, "expected a known form, got a line with prompt"),
-        ({"request": "x", "response": {}}, "request: not JSON"),
-        ({"request": {}, "response": [1]}, "response must be an object, got [1]"),
-        ({"prompt": "x", "output": 5}, "output must be a string, got 5"),
-        ({"request": {}, "response": {}}, "response.choices must be a list of objects, got None"),
-        (answered({}), "request.messages or request.prompt"),
-        (answered({"messages": []}, text="x"), "choices[].message must be an object, got None"),
-        (answered({"prompt": "x"}), "choices[].text must be a string, got None"),
-        (
-            answered({"prompt": [1]}, text="x"),
-            "request.prompt must be a string where the response has no token ids",
-        ),
+        ({"prompt": "x"}, "no model call, such as {log}, line 2, which has prompt"),
+        ({"request": "x", "response": {}}, "no answer, such as {log}, line 2"),
+        ({"request": {}, "response": [1]}, "no messages and no prompt"),
+        ({"prompt": "x", "output": 5}, "must be text, messages or choices, got 5"),
+        (answered({}, text="x"), "a request holds no messages and no prompt"),
+        (answered({"prompt": "x"}), "no answer, such as {log}, line 2"),
+        (answered({"prompt": [1]}, text="x"), "a prompt of token ids needs those of its answer"),
         (
             answered({"prompt": [1]}, prompt_token_ids=[1], token_ids=[-1]),
             "output_ids must be a list of integers from 0 to 2^31 - 1, got [-1]",
         ),
         (
             answered({"messages": [user([5])]}, message=said("x")),
-            "a message's content must be a string or a list of text parts, got [5]",
-        ),
-        (
-            answered({"messages": [user("x")]}, message={**said(""), "tool_calls": [{"id": "t"}]}),
-            "the chat template writes no tool calls",
+            "a message's content must be text or parts, got 5",
         ),
         (
             answered({"prompt": "x", "prediction": {"content": 5}}, text="y"),
@@ -704,15 +702,41 @@ def test_a_line_of_no_form_is_left_out_and_told(
     options = (log, "--tokenizer", tokenizer)
     result = fastdraft(*options)
     assert result.exit_code == 0, result.output
-    first, *counts = result.stderr.splitlines()
-    assert first.startswith(f"left out: {log}, line 2: ")
-    assert message in first
-    assert counts == ["left out: 2 bad lines", "left out: 1 requests without an answer"]
+    told = [each for each in result.stdout.splitlines() if each.startswith("left out: ")]
+    assert any(message.format(log=log) in each for each in told)
+    assert sum(int(each.split()[2]) for each in told) == 3
     assert results_of(tmp_path, *options)["families"]["log"]["requests"] == 2
     write(log, [line])
     result = fastdraft(*options)
     assert result.exit_code == 1
-    assert result.stderr.endswith(f"Error: {log} holds no records\n")
+    assert result.stderr.startswith(f"Error: {log}: no model call in it (left out: 1 x ")
+
+
+def test_what_a_template_does_not_write_is_written_and_told(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    call = {"id": "t", "function": {"name": "look", "arguments": '{"at":1}'}}
+    message = {**said(""), "reasoning_content": "Hm.", "tool_calls": [call]}
+    [record] = imported(tmp_path, [answered({"messages": [user("x")]}, message=message)], tokenizer)
+    assert record["output"] == (
+        '<think>\nHm.\n</think>\n\n{"name": "look", "arguments": {"at": 1}}'
+    )
+    result = fastdraft(tmp_path / "log.jsonl", "--tokenizer", tokenizer)
+    assert f"tokenizer: {tokenizer}" in result.stdout
+    assert "warning: this chat template writes no tool calls: 1 messages" in result.stdout
+
+
+def test_another_models_tokens_are_told_of(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastdraft.cli.replay.ensure_model", lambda: tokenizer)
+    line = answered({"messages": [user("x")], "model": "gpt-4o"}, message=said("y"))
+    result = fastdraft(write(tmp_path / "log.jsonl", [line]))
+    assert "tokenizer: that of the demo model" in result.stdout
+    assert "warning: the log names gpt-4o (1): --tokenizer MODEL counts in its" in result.stdout
+    line = {"prompt_ids": [1], "output_ids": [2]}
+    result = fastdraft(write(tmp_path / "log.jsonl", [line]))
+    assert "tokenizer" not in result.stdout
 
 
 def test_agents_sessions_are_put_together_by_their_messages(
@@ -745,13 +769,13 @@ def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None
         "from pathlib import Path\n"
         "from transformers.utils.chat_template_utils import render_jinja_template\n"
         "from fastdraft.replay import read_families\n"
-        "from fastdraft.replay.importers import Importer\n"
+        "from fastdraft.replay.calls import Reader\n"
         "from fastdraft.replay.tokenizer import TextTokenizer\n"
         "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "texts = TextTokenizer(sys.argv[1])\n"
         "texts.encode(['x'])\n"
         "before = size()\n"
-        "found = read_families([Path(sys.argv[2])], texts.encode, convert=Importer(texts))\n"
+        "found = read_families([Path(sys.argv[2])], texts.encode, convert=Reader(texts))\n"
         "ids = sum(e.prompt_ids.nbytes + e.output_ids.nbytes for e in found['log'])\n"
         "print(len(found['log']), (size() - before) * 1024 - ids)\n"
         "assert 'torch' not in sys.modules\n"
@@ -767,7 +791,7 @@ def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None
 def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    line = answered({"messages": [user("x")]}, message=user("x"))
+    line = answered({"messages": [user("x")]}, message=said("x"))
     log = write(tmp_path / "log.jsonl", [line])
     code = (
         "import importlib.util, sys\n"

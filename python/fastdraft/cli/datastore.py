@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
@@ -19,9 +19,9 @@ from fastdraft.cli.options import FILE, NUMBER, open_datastore, ray_option
 from fastdraft.cluster import Cluster
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
+from fastdraft.replay.calls import Reader
 from fastdraft.replay.display import progress
-from fastdraft.replay.importers import Importer
-from fastdraft.replay.records import RecordError, parse_lines, short
+from fastdraft.replay.lines import RecordError, parse_lines, short
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = ["datastore"]
@@ -209,7 +209,8 @@ def _json_lines(path: Path, field: str) -> Iterator[_Part]:
     for line in parse_lines(path):
         value = line.value.get(field)
         if not isinstance(value, str | list):
-            got = "a line without it" if value is None else short(value)
+            has = f"a line with {', '.join(line.value):.80}"
+            got = has if value is None else short(value)
             raise InvalidValueError(
                 f"{line.place}: expected text or a list of token ids in the field {field!r}, "
                 f"got {got}"
@@ -218,16 +219,25 @@ def _json_lines(path: Path, field: str) -> Iterator[_Part]:
 
 
 def _answers(inputs: Sequence[Path], tokenizer: TextTokenizer) -> Iterator[_Part]:
-    convert = Importer(tokenizer)
+    """The answers in logs; what was left out on standard error. Raises RecordError without any."""
+    reader = Reader(tokenizer)
+
+    def parts(found: Iterable[dict[str, Any]], place: str, size: int) -> Iterator[_Part]:
+        for at, fields in enumerate(found):
+            answer = fields.get("output_ids") or fields["output"]
+            yield _Part(place, answer, True, 0 if at else size)
+
     for path in inputs:
-        for line in parse_lines(path):
-            try:
-                answers = [each.get("output_ids") or each["output"] for each in convert(line)]
-            except RecordError as error:
-                click.echo(f"left out: {error}", err=True)
-                continue
-            for answer in answers:
-                yield _Part(line.place, answer, True, line.bytes // len(answers))
+        try:
+            for line in parse_lines(path):
+                yield from parts(reader(line), line.place, line.bytes)
+        except RecordError as error:
+            reader.leave_out("damaged files", str(error))
+        yield from parts(reader.end(), f"{path}, at its end", 0)
+    if not reader.calls:
+        raise RecordError(f"{', '.join(map(str, inputs))}: {reader.refusal(inputs[0])}")
+    for line in reader.told():
+        click.echo(line, err=True)
 
 
 def _text(path: Path) -> Iterator[_Part]:

@@ -35,8 +35,9 @@ from fastdraft.replay import (
 )
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.answer import html_report
-from fastdraft.replay.display import progress
-from fastdraft.replay.importers import FORMS, Importer
+from fastdraft.replay.calls import Reader
+from fastdraft.replay.display import plain, progress
+from fastdraft.replay.forms import Row, mapped
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
@@ -52,13 +53,22 @@ TABLE_WIDTH = 120
 """Columns that the widest table takes; a narrower terminal breaks its lines."""
 
 
+def _mapped(text: str) -> Row:
+    try:
+        return mapped(text)
+    except RecordError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @click.command()
 @click.argument("logs", metavar="LOGS...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--format",
-    "form",
-    type=click.Choice(list(FORMS)),
-    help="The form of the logs.  [default: recognised by each line]",
+    "--map",
+    "row",
+    metavar="NAME=JMESPATH,...",
+    callback=lambda *given: None if given[-1] is None else _mapped(given[-1]),
+    help="Your own form: where in each line messages (or prompt) and answer are, such as "
+    "'messages=input.messages, answer=output.content'; also id, conversation, session, model.",
 )
 @click.option("--sample", is_flag=True, help="Replay the few requests that come with fastdraft.")
 @click.option(
@@ -140,7 +150,7 @@ TABLE_WIDTH = 120
 @ray_option
 def replay(
     logs: tuple[Path, ...],
-    form: str | None,
+    row: Row | None,
     sample: bool,
     drafters: tuple[str, ...],
     peers: bool,
@@ -195,11 +205,15 @@ def replay(
     console.width = max(console.width, TABLE_WIDTH)
     pieces = Pieces()
     texts = TextTokenizer(tokenizer or ensure_model)
+    read: list[str] = []
     if sample:
         families = _read([SAMPLE], pieces.encode, references=prediction)
     else:
-        convert = Importer(texts, form=form)
-        families = _read(logs, texts.encode, references=prediction, convert=convert)
+        reader = Reader(texts, row=row)
+        families = _read(logs, texts.encode, references=prediction, reader=reader)
+        read = _what_was_read(reader, texts, tokenizer)
+        for line in read:
+            click.echo(plain(line), err=shown is not None)
     if shown is not None:
         families = _up_to(families, shown)
     # What tokens the records hold is known of text, or where the user names the tokenizer.
@@ -273,37 +287,41 @@ def replay(
 
 
 def _read(
-    paths: Sequence[Path],
-    encode: Encode,
-    *,
-    references: bool,
-    convert: Importer | None = None,
+    paths: Sequence[Path], encode: Encode, *, references: bool, reader: Reader | None = None
 ) -> dict[str, list[Record]]:
-    """The records of each family; on standard error what was left out of the files."""
-    files = family_files(paths)
-    bad = 0
-
-    def leave_out(error: RecordError) -> None:
-        nonlocal bad
-        if bad == 0:
-            click.echo(f"left out: {error}", err=True)
-        bad += 1
-
-    size = sum(file.stat().st_size for file in files.values())
+    """The records of each family. Raises RecordError, which says what to do, without any."""
+    size = sum(file.stat().st_size for file in family_files(paths).values())
     with progress(size) as advance:
-        families = read_families(
+        return read_families(
             paths,
             encode,
             references=references,
-            convert=convert,
-            on_bad=leave_out,
+            convert=reader,
             on_line=lambda name, size: advance(f"reading {name}", size),
         )
-    unanswered = 0 if convert is None else convert.unanswered
-    for count, what in ((bad, "bad lines"), (unanswered, "requests without an answer")):
-        if count:
-            click.echo(f"left out: {count:,} {what}", err=True)
-    return families
+
+
+def _what_was_read(reader: Reader, texts: TextTokenizer, tokenizer: str | None) -> list[str]:
+    """What the counts stand on: calls, what was left out, and whose tokens they are of."""
+    told = reader.told()
+    if not texts.is_loaded:
+        return told
+    models = ", ".join(f"{name} ({count:,})" for name, count in reader.models.most_common(3))
+    if tokenizer is not None:
+        told.append(f"tokenizer: {tokenizer}" + (f"; the log names {models}" if models else ""))
+    else:
+        told.append("tokenizer: that of the demo model, SmolLM2-135M-Instruct")
+        told.append(
+            f"warning: the log names {models}: --tokenizer MODEL counts in its tokens"
+            if models
+            else "warning: --tokenizer MODEL counts in the tokens of the model that answered"
+        )
+    if texts.calls_as_text:
+        told.append(
+            f"warning: this chat template writes no tool calls: {texts.calls_as_text:,} messages "
+            "have theirs as most models write them"
+        )
+    return told
 
 
 def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Record]]:

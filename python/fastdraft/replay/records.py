@@ -19,26 +19,25 @@ Further fields are kept and not read. Importing this module needs numpy alone:
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import io
 import json
-import re
-import reprlib
-import sys
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.errors import FastdraftError
+from fastdraft.replay.lines import (
+    JsonLine,
+    RecordError,
+    family_files,
+    parse_lines,
+    parse_object,
+    short,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,14 +58,27 @@ __all__ = [
 Ids = NDArray[np.int32]
 Encode = Callable[[list[str]], "list[Sequence[int]]"]
 """Turns texts into their token ids."""
-Convert = Callable[["JsonLine"], "Iterable[dict[str, Any]]"]
-"""Turns a line into the fields of its records. Raises RecordError."""
 _BATCH_LETTERS = 1 << 18
-_KNOWN_ENDS = re.compile(r"(?<=.)(\.jsonl?|\.log|\.txt)?(\.gz|\.zst)?$")
 
 
-class RecordError(FastdraftError, ValueError):
-    """A line or a call that holds no record, or a file that cannot be read as records."""
+class Convert(Protocol):
+    """Turns the lines of files into the fields of records, as `calls.Reader` does."""
+
+    def __call__(self, line: JsonLine) -> Iterable[dict[str, Any]]:
+        """The fields of a line's records."""
+        ...
+
+    def end(self) -> Iterable[dict[str, Any]]:
+        """The fields of those that are complete where the file ends."""
+        ...
+
+    def leave_out(self, reason: str, example: str) -> None:
+        """Told of a file that is damaged from some place on."""
+        ...
+
+    def refusal(self, path: Path) -> str:
+        """What to do with a file without records."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,45 +171,18 @@ def check_record(record: dict[str, Any], place: str) -> None:
     _checked(record, place, "")
 
 
-def family_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """The families at `paths`, by name: each a file, or a folder of `*.jsonl` files, which may be
-    packed as `*.jsonl.gz` or `*.jsonl.zst`.
-
-    Raises:
-        RecordError: A folder without such files, or two files of one name.
-    """
-    families: dict[str, Path] = {}
-    for path in paths:
-        files = [path]
-        if path.is_dir():
-            files = sorted(
-                each for end in ("", ".gz", ".zst") for each in path.glob(f"*.jsonl{end}")
-            )
-        if not files:
-            raise RecordError(f"{path} must hold *.jsonl files, and holds none")
-        for file in files:
-            name = _KNOWN_ENDS.sub("", file.name) or file.name
-            if name in families:
-                raise RecordError(
-                    f"{families[name]} and {file} are both named {name}, expected one file a family"
-                )
-            families[name] = file
-    return families
-
-
 def read_families(
     paths: Sequence[Path],
     encode: Encode,
     *,
     references: bool = False,
     convert: Convert | None = None,
-    on_bad: Callable[[RecordError], object] | None = None,
     on_line: Callable[[str, int], object] | None = None,
 ) -> dict[str, list[Record]]:
     """The records of the families at `paths`, by name.
 
     Args:
-        paths, encode, references, convert, on_bad: As for `family_files` and `read_family`.
+        paths, encode, references, convert: As for `family_files` and `read_family`.
         on_line: Called after each line with the name of its family and the bytes that it takes.
 
     Raises:
@@ -212,14 +197,16 @@ def read_families(
             encode,
             references=references,
             convert=convert,
-            on_bad=on_bad,
             on_line=None if on_line is None else partial(on_line, name),
         )
         if not families[name] and convert is None:
             raise RecordError(f"{file} holds no records")
     found = {name: records for name, records in families.items() if records}
     if not found:
-        raise RecordError(f"{', '.join(map(str, paths))} holds no records")
+        where = ", ".join(map(str, paths))
+        if convert is None:
+            raise RecordError(f"{where} holds no records")
+        raise RecordError(f"{where}: {convert.refusal(next(iter(files.values())))}")
     return found
 
 
@@ -229,7 +216,6 @@ def read_family(
     *,
     references: bool = False,
     convert: Convert | None = None,
-    on_bad: Callable[[RecordError], object] | None = None,
     on_line: Callable[[int], object] | None = None,
 ) -> list[Record]:
     """The records of one file, in its order. Of their texts about 0.3 MB is in memory at a time.
@@ -238,8 +224,7 @@ def read_family(
         path: A JSON lines file; empty lines are passed over.
         encode: Turns texts into token ids; called with some of the texts at a time.
         references: Whether to read what the callers expected.
-        convert: Turns a line into the fields of its records; else each line is a record.
-        on_bad: Called with what is wrong with a line, which is then left out; else it is raised.
+        convert: Turns lines into the fields of records; else each line is a record.
         on_line: Called after each line with the bytes that it takes of the file.
 
     Raises:
@@ -268,21 +253,10 @@ def read_family(
             records.append(record)
         batch.clear()
 
-    for line in parse_lines(path):
-        try:
-            found = [line.value] if convert is None else list(convert(line))
-            checked = [
-                _checked(fields, line.place, f"{line.number}/{at}" if at else str(line.number))
-                for at, fields in enumerate(found)
-            ]
-        except RecordError as error:
-            if on_bad is None:
-                raise
-            on_bad(error)
-            checked = []
-        if on_line is not None:
-            on_line(line.bytes)
-        for each in checked:
+    def take(found: Iterable[dict[str, Any]], place: str, number: int) -> None:
+        nonlocal size
+        for at, fields in enumerate(found):
+            each = _checked(fields, place, f"{number}/{at}" if at else str(number))
             if not references:
                 each.parts.pop("reference", None)
             batch.append(each)
@@ -290,113 +264,22 @@ def read_family(
         if size >= _BATCH_LETTERS:
             take_batch()
             size = 0
+
+    number = 0
+    try:
+        for line in parse_lines(path):
+            number = line.number
+            take([line.value] if convert is None else convert(line), line.place, number)
+            if on_line is not None:
+                on_line(line.bytes)
+    except RecordError as error:
+        if convert is None:
+            raise
+        convert.leave_out("damaged files", str(error))
+    if convert is not None:
+        take(convert.end(), f"{path}, at its end", number + 1)
     take_batch()
     return records
-
-
-class JsonLine(NamedTuple):
-    """A line of a file."""
-
-    number: int
-    """Counted from 1."""
-    place: str
-    """File and line, for messages."""
-    text: bytes
-    bytes: int
-    """How much of the file it takes."""
-
-    @property
-    def value(self) -> dict[str, Any]:
-        """What it holds. Raises RecordError where that is no JSON object."""
-        return parse_object(self.text, self.place)
-
-
-def parse_lines(path: Path) -> Iterator[JsonLine]:
-    """The lines of a JSON lines file but for empty ones, or the items of an array in a JSON file.
-    Either may be packed with gzip or Zstandard.
-
-    Raises:
-        RecordError: The file cannot be read.
-    """
-    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
-    try:
-        with path.open("rb") as file:
-            unpacked: io.BufferedReader = file
-            if file.peek(2)[:2] == b"\x1f\x8b":
-                unpacked = io.BufferedReader(gzip.GzipFile(fileobj=file))
-            elif file.peek(4)[:4] == b"\x28\xb5\x2f\xfd":
-                zstd = zstd_module()
-                damage = (*damage, zstd.ZstdError)
-                unpacked = io.BufferedReader(zstd.ZstdFile(file))
-            kind, parts = "line", iter(unpacked)
-            # SGLang's log has lines that begin with a date in brackets.
-            if re.match(rb"\[(?!\d{4}-)", unpacked.peek(6)):
-                kind, parts = "item", _items(unpacked, path)
-            at = 0
-            for number, line in enumerate(parts, 1):
-                before, at = at, file.tell()
-                if line.strip():
-                    yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
-    except damage as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RecordError(f"cannot read {path}: {reason}") from error
-
-
-def zstd_module() -> Any:
-    """The module that Python has from 3.14 on."""
-    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
-
-
-def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
-    """The items of a JSON array, read as far as they are needed."""
-    decoder = json.JSONDecoder()
-    text, at, size = "", 1, 1 << 20
-    reader = codecs.getreader("utf-8")(file)
-    try:
-        while more := reader.read(size):
-            text, at = text[at:] + more, 0 if text else 1
-            while (at := _between(text, at)) < len(text) and text[at] != "]":
-                try:
-                    _, end = decoder.raw_decode(text, at)
-                except json.JSONDecodeError:
-                    break
-                yield text[at:end].encode()
-                at, size = end, 1 << 20
-            # What is longer than a part is not read again for each part that it takes.
-            size = max(size, len(text) - at)
-    except RecursionError as error:
-        raise RecordError(f"{path} is no JSON array: nested too deeply") from error
-    except UnicodeError as error:
-        raise RecordError(f"{path} is no JSON array: {error}") from error
-    if not text[at:].startswith("]"):
-        raise RecordError(f"{path} is no JSON array: what begins at {short(text[at:])} has no end")
-
-
-def _between(text: str, at: int) -> int:
-    """Where the next item begins."""
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
-
-
-def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
-    """A JSON object. Raises RecordError, which begins with `place`."""
-    try:
-        value = json.loads(text)
-        # JSON may hold one half of a surrogate pair, which no tokenizer and no file takes.
-        if re.search(rb"\\u[dD]", text.encode() if isinstance(text, str) else text):
-            json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise RecordError(f"{place}: a string holds half a surrogate pair") from error
-    except ValueError as error:
-        raise RecordError(f"{place}: not JSON: {error}") from error
-    except RecursionError as error:
-        raise RecordError(f"{place}: nested too deeply") from error
-    if not isinstance(value, dict):
-        raise RecordError(
-            f"{place}: expected a JSON object, got {type(value).__name__} {short(value)}"
-        )
-    return value
 
 
 class _Line(NamedTuple):
@@ -468,13 +351,3 @@ def _cut(prompt: Any, span: Any, place: str) -> str:
             f"{len(prompt)} characters, got {short(span)}"
         )
     return prompt[span[0] : span[1]]
-
-
-def short(value: Any) -> str:
-    """A value for messages, in 60 characters at most."""
-    text = _SHORT.repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 60

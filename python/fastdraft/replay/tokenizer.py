@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.replay.records import RecordError, short
+from fastdraft.replay.lines import RecordError
 
 __all__ = ["TextTokenizer", "TokenizerError"]
 
@@ -23,12 +23,16 @@ class TextTokenizer:
     """A tokenizer of the library tokenizers, loaded when it is needed first. PyTorch is not needed.
 
     All methods raise TokenizerError where it cannot be loaded.
+
+    Attributes:
+        calls_as_text: How many messages had tool calls that the chat template does not write.
     """
 
     def __init__(self, path: str | Path | Callable[[], str | Path]) -> None:
         """`path` is a `tokenizer.json`, the folder of one, or the name of a model on the Hugging
         Face hub; or it is called for one of these when needed."""
         self._named = path
+        self.calls_as_text = 0
         self._load = cache(self._loaded)
 
     @cached_property
@@ -102,17 +106,41 @@ class TextTokenizer:
             tokens[name] = value["content"] if isinstance(value, dict) else value
         return template, tokens
 
+    def written(self, answer: dict[str, Any]) -> str:
+        """What a model writes of an answer where no template says how: thoughts and calls by the
+        marks that most models have."""
+        thought = answer.get("reasoning_content")
+        parts = [f"<think>\n{thought}\n</think>\n\n"] if thought else []
+        parts.append(answer["content"])
+        for call in answer.get("tool_calls") or ():
+            said = json.dumps(call["function"], ensure_ascii=False)
+            parts.append(f"\n<tool_call>\n{said}\n</tool_call>" if parts[-1] else said)
+        return "".join(parts)
+
     def render(self, messages: Any, tools: Any, answer: dict[str, Any]) -> tuple[str, str]:
         """The texts of the prompt and of the answer, as the model saw and wrote them.
 
-        The end that the template puts after an answer is cut off. Raises RecordError and
+        The end that the template puts after an answer is cut off. What the template has no words
+        for, tool calls and the answer's thoughts, is as in `written`. Raises RecordError and
         TokenizerError.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         template, tokens = self._chat_template
-        messages = [_plain(message) for message in messages]
-        answer = _plain(answer)
+        lacks_calls = "tool_calls" not in template
+
+        def plain(message: dict[str, Any]) -> dict[str, Any]:
+            if message.get("tool_calls") and lacks_calls:
+                calls = {"content": message["content"], "tool_calls": message["tool_calls"]}
+                message = {**message, "content": self.written(calls), "tool_calls": None}
+                self.calls_as_text += 1
+            if "reasoning_content" in message:  # gpt-oss's template has another name for it
+                message = {**message, "thinking": message["reasoning_content"]}
+            return {
+                name: value
+                for name, value in message.items()
+                if value is not None and name not in ("left_out", "given")
+            }
 
         def rendered(messages: list[dict[str, Any]], *, begins_answer: bool) -> str:
             # It returns the texts and where answers stand in them, whatever it is declared to.
@@ -125,32 +153,17 @@ class TextTokenizer:
             )
             return str(found[0][0])
 
+        asked, said = [plain(message) for message in messages], plain(answer)
         try:
-            prompt = rendered(messages, begins_answer=True)
-            whole = rendered([*messages, answer], begins_answer=False)
+            prompt = rendered(asked, begins_answer=True)
+            whole = rendered([*asked, said], begins_answer=False)
         except Exception as error:  # Templates raise whatever they like.
             raise RecordError(f"the chat template refuses the messages: {error}") from error
+        thought = answer.get("reasoning_content") or ""
         if not whole.startswith(prompt):
             # Such as a template that leaves out what was thought before the last answer.
-            return prompt, answer["content"]
+            return prompt, self.written(answer)
         output = whole[len(prompt) :].rstrip().removesuffix(tokens.get("eos_token") or "")
-        if not output and answer.get("tool_calls"):
-            raise RecordError(
-                "the chat template writes no tool calls, "
-                "give the --tokenizer of the model that answered"
-            )
+        if thought and thought.strip() not in output:
+            output = self.written({"content": output, "reasoning_content": thought})
         return prompt, output
-
-
-def _plain(message: Any) -> dict[str, Any]:
-    """A message whose content is one string, as every chat template takes it."""
-    content = message.get("content") if isinstance(message, dict) else message
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(message, dict) or not isinstance(content, str | None):
-        raise RecordError(
-            f"a message's content must be a string or a list of text parts, got {short(content)}"
-        )
-    return {**message, "content": content or ""}

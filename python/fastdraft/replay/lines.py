@@ -1,0 +1,288 @@
+"""Files of any form as JSON values: lines, arrays, objects over several lines, packed or not.
+
+Whatever a file holds, memory stays bounded: no value is longer than `MOST_BYTES`, and no file
+unpacks to more than `MOST_TIMES` its size. Importing this module needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import json
+import re
+import reprlib
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+from fastdraft.errors import FastdraftError
+
+__all__ = [
+    "JsonLine",
+    "RecordError",
+    "family_files",
+    "parse_lines",
+    "parse_object",
+    "parse_value",
+    "short",
+    "zstd_module",
+]
+
+MOST_BYTES = 1 << 28
+"""The longest line or item of an array."""
+MOST_TIMES = 1000
+"""How many times its size a packed file may have when it is unpacked, beyond `MOST_BYTES`."""
+_KNOWN_ENDS = re.compile(r"(?<=.)(\.jsonl?|\.log|\.txt|\.parquet|\.eval|\.traj)?(\.gz|\.zst)?$")
+
+
+class RecordError(FastdraftError, ValueError):
+    """A line or a call that holds no record, or a file that cannot be read as records."""
+
+
+class JsonLine(NamedTuple):
+    """A line of a file."""
+
+    number: int
+    """Counted from 1."""
+    place: str
+    """File and line, for messages."""
+    text: bytes
+    bytes: int
+    """How much of the file it takes."""
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """What it holds. Raises RecordError where that is no JSON object."""
+        return parse_object(self.text, self.place)
+
+
+def family_files(paths: Sequence[Path]) -> dict[str, Path]:
+    """The families at `paths`, by name: each a file, or the files in a folder and its folders.
+
+    Where a folder has `*.jsonl` files, packed or not, they are its files; else all but hidden ones.
+
+    Raises:
+        RecordError: A folder without files, or two files of one name.
+    """
+    families: dict[str, Path] = {}
+    for path in paths:
+        files = [path]
+        if path.is_dir():
+            inside = [each for each in path.rglob("*") if each.is_file()]
+            shown = [each for each in inside if not any(
+                part.startswith(".") for part in each.relative_to(path).parts
+            )]  # fmt: skip
+            lines = [each for each in shown if re.search(r"\.jsonl(\.gz|\.zst)?$", each.name)]
+            files = sorted(lines or shown)
+        if not files:
+            raise RecordError(f"{path} must hold files, and holds none")
+        for file in files:
+            where = file.relative_to(path) if path.is_dir() else Path(file.name)
+            name = _KNOWN_ENDS.sub("", where.as_posix()) or file.name
+            if name in families:
+                raise RecordError(
+                    f"{families[name]} and {file} are both named {name}, expected one file a family"
+                )
+            families[name] = file
+    return families
+
+
+def parse_lines(path: Path) -> Iterator[JsonLine]:
+    """The values in a file, each as the text of one line: its lines but for empty ones, the items
+    of a JSON array, or JSON objects over several lines; the rows of a Parquet file; the samples of
+    an archive of Inspect's. A file may be packed with gzip or Zstandard, and be UTF-8 or UTF-16.
+
+    Raises:
+        RecordError: The file cannot be read, or holds more than fits into the bounds.
+    """
+    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
+    try:
+        with path.open("rb") as file:
+            unpacked: io.BufferedReader = file
+            packed = file.peek(4)[:4]
+            if packed == b"PAR1":
+                yield from _rows(path)
+                return
+            if packed == b"PK\x03\x04":
+                yield from _samples(path)
+                return
+            if packed[:2] == b"\x1f\x8b":
+                unpacked = io.BufferedReader(gzip.GzipFile(fileobj=file))
+            elif packed == b"\x28\xb5\x2f\xfd":
+                zstd = zstd_module()
+                damage = (*damage, zstd.ZstdError)
+                unpacked = io.BufferedReader(zstd.ZstdFile(file))
+            kind, parts = _parts(unpacked, path)
+            at = total = 0
+            for number, line in enumerate(parts, 1):
+                before, at = at, file.tell()
+                total += len(line)
+                if unpacked is not file and total > MOST_BYTES + MOST_TIMES * path.stat().st_size:
+                    raise RecordError(f"{path} unpacks to more than {MOST_TIMES} times its size")
+                if line.strip():
+                    yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
+    except damage as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecordError(f"cannot read {path}: {reason}") from error
+
+
+def _parts(file: io.BufferedReader, path: Path) -> tuple[str, Iterator[bytes]]:
+    """What the parts of a file are called, and the parts."""
+    begin = file.peek(4)
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = file.read(MOST_BYTES)
+        if file.read(1):
+            raise RecordError(f"{path} is UTF-16 and longer than {MOST_BYTES} bytes: make it UTF-8")
+        file = io.BufferedReader(io.BytesIO(text.decode("utf-16", "replace").encode()))  # type: ignore[arg-type]
+    elif begin.startswith(codecs.BOM_UTF8):
+        file.read(len(codecs.BOM_UTF8))
+    begin = file.peek(6)
+    # A server's log has lines that begin with a date in brackets.
+    if re.match(rb"\s*\[\s*([\[{\"\]]|$)", begin):
+        return "item", _items(file, path)
+    lines = _lines(file, path)
+    first = list(islice(lines, 2))
+    if len(first) == 2 and first[0].lstrip()[:1] == b"{" and first[1].strip()[:1] in (b'"', b"}"):
+        try:
+            json.loads(first[0])
+        except (ValueError, RecursionError):
+            return "item", _items(file, path, b"".join(first).decode("utf-8", "replace"))
+    return "line", chain(first, lines)
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MOST_BYTES):
+        number += 1
+        if len(line) == MOST_BYTES:
+            raise RecordError(f"{path}, line {number}: a line has more than {MOST_BYTES:,} bytes")
+        yield line
+
+
+def _items(file: IO[bytes], path: Path, text: str = "") -> Iterator[bytes]:
+    """The items of a JSON array, or values one after another, read as far as they are needed.
+
+    text: What was read of the values before.
+    """
+    decoder = json.JSONDecoder()
+    reader = codecs.getreader("utf-8")(file)
+    size, is_array = 1 << 20, not text
+    at = 0
+    try:
+        if is_array:
+            text = reader.read(size).lstrip()[1:]
+        while True:
+            while (at := _between(text, at)) < len(text) and not (is_array and text[at] == "]"):
+                try:
+                    _, end = decoder.raw_decode(text, at)
+                except json.JSONDecodeError:
+                    break
+                yield text[at:end].encode()
+                at, size = end, 1 << 20
+            # What is longer than a part is not read again for each part that it takes.
+            size = max(size, len(text) - at)
+            if size > MOST_BYTES:
+                raise RecordError(f"{path}: a value has more than {MOST_BYTES:,} bytes")
+            if not (more := reader.read(size)):
+                break
+            text, at = text[at:] + more, 0
+    except RecursionError as error:
+        raise RecordError(f"{path} is no JSON: nested too deeply") from error
+    except UnicodeError as error:
+        raise RecordError(f"{path} is no JSON: {error}") from error
+    if (text[at : at + 1] != "]") if is_array else text[at:]:
+        raise RecordError(f"{path} is no JSON: what begins at {short(text[at:])} has no end")
+
+
+def _between(text: str, at: int) -> int:
+    """Where the next item begins."""
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
+
+
+def _rows(path: Path) -> Iterator[JsonLine]:
+    """The rows of a Parquet file."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise RecordError(
+            f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as table:
+            share = path.stat().st_size // max(1, table.metadata.num_rows)
+            number = 0
+            for batch in table.iter_batches(64):
+                for row in batch.to_pylist():
+                    number += 1
+                    text = json.dumps(row, default=str).encode()
+                    yield JsonLine(number, f"{path}, row {number}", text, share)
+    except ArrowException as error:
+        raise RecordError(f"cannot read {path}: {error}") from error
+
+
+def _samples(path: Path) -> Iterator[JsonLine]:
+    """The samples in a log of Inspect's (`.eval`)."""
+    with zipfile.ZipFile(path) as archive:
+        number = 0
+        for each in archive.infolist():
+            if not re.search(r"(^|/)samples/.*\.json$", each.filename):
+                continue
+            number += 1
+            if each.file_size > MOST_BYTES:
+                raise RecordError(f"{path}, {each.filename} has more than {MOST_BYTES:,} bytes")
+            try:
+                text = archive.read(each)
+            except NotImplementedError as error:
+                raise RecordError(
+                    f"{path} is packed as this Python cannot read: `inspect log convert --to json`"
+                ) from error
+            yield JsonLine(number, f"{path}, {each.filename}", text, each.compress_size)
+
+
+def zstd_module() -> Any:
+    """The module that Python has from 3.14 on."""
+    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+def parse_value(text: bytes | str, place: str) -> Any:
+    """A JSON value. Raises RecordError, which begins with `place`."""
+    try:
+        value = json.loads(text)
+        # JSON may hold one half of a surrogate pair, which no tokenizer and no file takes.
+        if re.search(rb"\\u[dD]", text.encode() if isinstance(text, str) else text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f"{place}: a string holds half a surrogate pair") from error
+    except ValueError as error:
+        raise RecordError(f"{place}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise RecordError(f"{place}: nested too deeply") from error
+    return value
+
+
+def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
+    """A JSON object. Raises RecordError, which begins with `place`."""
+    value = parse_value(text, place)
+    if not isinstance(value, dict):
+        raise RecordError(
+            f"{place}: expected a JSON object, got {type(value).__name__} {short(value)}"
+        )
+    return value
+
+
+def short(value: Any) -> str:
+    """A value for messages, in 60 characters at most."""
+    text = _SHORT.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60

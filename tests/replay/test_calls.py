@@ -1,0 +1,1089 @@
+"""Logs of every form become records, each model call once.
+
+Exporters whose packages install here write theirs in test_exporters.py. The other forms are made
+from the public sources of what writes them: vLLM, SGLang, llama.cpp, aider, SWE-agent, Claude Code,
+Codex, OpenHands, Inspect, Harbor, verl, lm-eval, Helicone, and the exports of Langfuse.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdraft.cli.app import app
+from fastdraft.replay.calls import Reader
+from fastdraft.replay.forms import Row, mapped
+from fastdraft.replay.lines import JsonLine, RecordError, parse_lines, zstd_module
+from fastdraft.replay.tokenizer import TextTokenizer
+
+zstd = zstd_module()
+
+USER = {"role": "user", "content": "hi"}
+SAID = {"role": "assistant", "content": "hello"}
+ARGUMENTS = {"name": "look", "arguments": '{"at": 1}'}
+CALL = {"type": "function", "id": "c1", "function": {"name": "look", "arguments": {"at": 1}}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TOLD = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+SCHEMA = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+RESPONSE = {"id": "r", "model": "m", "choices": [{"message": SAID}]}
+
+
+def events(*contents: Any) -> str:
+    return "".join(f"data: {json.dumps(each)}\n\n" for each in contents) + "data: [DONE]\n\n"
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"id": "r", "choices": [{"index": 0, "delta": fields}]}
+
+
+def logged(request: Any, response: Any) -> dict[str, Any]:
+    return {"request": request, "response": response}
+
+
+def text(content: str, kind: str = "text") -> dict[str, Any]:
+    return {"type": kind, "text": content}
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    """An event of Anthropic's streams."""
+    return {"type": "content_block_delta", "index": 0, **fields}
+
+
+LOG = "openai"
+ASKED = {"messages": [USER]}
+FIRST_PART = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look"}}]}
+CALL_ITEM = {"type": "function_call", "call_id": "c1", **ARGUMENTS}
+CALL_BLOCK = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}
+TOLD_BLOCK = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
+ITEMS = {
+    "instructions": "Be kind.",
+    "input": [
+        {"role": "user", "content": [text("hi", "input_text")]},
+        {"type": "reasoning", "summary": []},
+        CALL_ITEM,
+        {"type": "function_call_output", "call_id": "c1", "output": "5"},
+    ],
+    "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
+}
+ITEM = {"type": "message", "role": "assistant", "content": [text("hello", "output_text")]}
+BLOCKS = {
+    "system": [text("Be kind.")],
+    "messages": [
+        USER,
+        {"role": "assistant", "content": [CALL_BLOCK]},
+        {"role": "user", "content": [TOLD_BLOCK]},
+    ],
+    "tools": [{"name": "look", "input_schema": SCHEMA}],
+}
+CHAT_EVENTS = events(delta(role="assistant"), delta(content="hel"), delta(content="lo"))
+CALL_EVENTS = events(
+    delta(**FIRST_PART),
+    delta(tool_calls=[{"index": 0, "function": {"arguments": '{"at":'}}]),
+    delta(tool_calls=[{"index": 0, "function": {"arguments": " 1}"}}]),
+    {"choices": [], "usage": {}},
+)
+TEXT_EVENTS = events({"choices": [{"text": "hel"}]}, {"choices": [{"text": "lo"}]})
+ITEM_EVENTS = events(
+    {"type": "response.created", "response": {}},
+    {"type": "response.completed", "response": {"output": [CALL_ITEM]}},
+)
+BLOCK_EVENTS = events(
+    {"type": "message_start", "message": {"type": "message", "id": "r"}},
+    {"index": 0, "content_block": text("")},
+    changed(delta={"text": "hel"}),
+    changed(delta={"text": "lo"}),
+    {"index": 1, "content_block": {**CALL_BLOCK, "input": {}}},
+    changed(index=1, delta={"partial_json": '{"at":'}),
+    changed(index=1, delta={"partial_json": " 1}"}),
+    {"type": "message_stop"},
+)
+ALL = [SYSTEM, USER, CALLED, TOLD]
+CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
+    (LOG, logged(json.dumps(ASKED), RESPONSE), [([USER], SAID)]),
+    (LOG, logged({**ASKED, "stream": True}, CHAT_EVENTS), [([USER], SAID)]),
+    (LOG, logged(ASKED, CALL_EVENTS), [([USER], CALLED)]),
+    (LOG, logged({"prompt": "hi"}, TEXT_EVENTS), [("hi", "hello")]),
+    (LOG, logged(ITEMS, {"output": [ITEM]}), [(ALL, SAID)]),
+    (LOG, logged({"input": "hi"}, ITEM_EVENTS), [([USER], CALLED)]),
+    (LOG, logged(BLOCKS, {"type": "message", "content": [text("hello")]}), [(ALL, SAID)]),
+    (LOG, logged(ASKED, BLOCK_EVENTS), [([USER], {**SAID, "tool_calls": [CALL]})]),
+    (
+        "helicone",
+        {"request_body": ASKED, "response_body": json.dumps(RESPONSE)},
+        [([USER], SAID)],
+    ),
+    (
+        "litellm",
+        {**ASKED, "response": RESPONSE, "model_parameters": {"tools": [TOOL]}},
+        [([USER], SAID)],
+    ),
+    (
+        "fine-tuning",
+        {"messages": [USER, SAID, USER, CALLED], "tools": [TOOL]},
+        [([USER], SAID), ([USER, SAID, USER], CALLED)],
+    ),
+    (
+        "sharegpt",
+        {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
+        [([USER], SAID)],
+    ),
+    ("pairs", {"prompt": "hi", "completion": "hello"}, [("hi", "hello")]),
+    ("pairs", {"instruction": "Say", "input": "hi", "output": "hello"}, [("Say\n\nhi", "hello")]),
+    ("langsmith", {"inputs": ASKED, "outputs": {"choices": [{"message": SAID}]}}, [([USER], SAID)]),
+    ("langfuse", {"input": [USER], "output": SAID}, [([USER], SAID)]),
+    ("langfuse", {"input": "hi", "output": "hello"}, [("hi", "hello")]),
+]
+
+
+def attributes(**values: Any) -> list[dict[str, Any]]:
+    """As OpenTelemetry's collector writes them."""
+    return [
+        {"key": f"gen_ai.{name}", "value": {"stringValue": value}} for name, value in values.items()
+    ]
+
+
+def part(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+def message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+CALL_PART = part("tool_call", id="c1", name="look", arguments={"at": 1})
+CHAT = {
+    "system_instructions": [part("text", content="Be kind.")],
+    "input.messages": [
+        message("user", part("text", content="hi")),
+        message("assistant", CALL_PART),
+        message("tool", part("tool_call_response", id="c1", response="5")),
+    ],
+    "output.messages": [
+        message("assistant", part("reasoning", content="Well."), part("text", content="hello"))
+    ],
+    "tool.definitions": [TOOL],
+}
+SPANS_OF_A_CHAT = [
+    {"name": "GET", "attributes": [{"key": "n", "value": {"intValue": "5"}}]},
+    {
+        "name": "chat m",
+        "attributes": attributes(**{name: json.dumps(each) for name, each in CHAT.items()}),
+    },
+]
+SPANS = {"resourceSpans": [{"scopeSpans": [{"spans": SPANS_OF_A_CHAT}]}]}
+NUMBERED = {
+    "gen_ai.prompt.0.role": "user",
+    "gen_ai.prompt.0.content": "hi",
+    "gen_ai.completion.0.content": "hello",
+}
+SGLANG = {
+    "event": "request.finished",
+    "rid": "r",
+    "obj": {"text": "hi", "input_ids": [1, 2]},
+    "out": {"text": "hello", "output_ids": [3]},
+}
+CASES += [
+    ("otel", SPANS, [([SYSTEM, USER, CALLED, TOLD], {**SAID, "reasoning_content": "Well."})]),
+    ("otel", {"attributes": NUMBERED}, [([USER], SAID)]),
+    ("otel", {"attributes": {"gen_ai.system": "openai"}}, []),
+    ("sglang", SGLANG, [([1, 2], [3])]),
+    ("sglang", {**SGLANG, "event": "request.received"}, []),
+]
+BATCH = [
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}},
+    {"custom_id": "b", "body": {"prompt": "late"}},
+    {"custom_id": "c", "params": {"messages": [USER]}},
+    {"custom_id": "d", "body": {"prompt": "never"}},
+    {"custom_id": "b", "response": None, "error": {"code": "expired"}},
+    {
+        "custom_id": "a",
+        "response": {"status_code": 200, "body": {"choices": [{"text": "hello"}]}},
+    },
+    {
+        "custom_id": "c",
+        "result": {
+            "type": "succeeded",
+            "message": {"type": "message", "content": [{"type": "text", "text": "hello"}]},
+        },
+    },
+]
+VLLM = """INFO 11-24 10:00:00 [api_server.py:1] Started.
+DEBUG 11-24 10:00:01 [request_logger.py:50] Request chatcmpl-1 details: prompt: 'it\\'s\\n"1"', \
+prompt_token_ids: [1, 2], prompt_embeds shape: None.
+INFO 11-24 10:00:01 [request_logger.py:60] Received request chatcmpl-1: params: SamplingParams(n=1)
+INFO 11-24 10:00:01 [logger.py:50] Received request cmpl-2-0: prompt: "it's", params: \
+SamplingParams(n=1), prompt_token_ids: [4, 5], prompt_embeds shape: None, lora_request: None.
+INFO 11-24 10:00:01 [request_logger.py:90] Generated response chatcmpl-1 (streaming delta): \
+output: 'no', finish_reason: None
+DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-1 (streaming complete) \
+details: output_token_ids: None
+INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-1 (streaming complete): \
+output: 'hello', finish_reason: streaming_complete
+DEBUG 11-24 10:00:02 [request_logger.py:50] Request chatcmpl-3 details: prompt: 'it', \
+prompt_token_ids: [1, 2], prompt_embeds shape: None.
+DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-3 details: \
+output_token_ids: [3]
+INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-3: \
+output: 'hello', finish_reason: stop
+INFO 11-24 10:00:03 [logger.py:90] Generated response cmpl-2: output: 'hello', \
+output_token_ids: None, finish_reason: stop
+INFO 11-24 10:00:03 [metrics.py:1] Avg prompt throughput: 5
+""".replace("\\\n", "")
+SGLANG_TEXT = """[2026-11-24 10:00:00] Receive: obj=GenerateReqInput(rid='r', text='it\\'s')
+[2026-11-24 10:00:01] Finish: obj=GenerateReqInput(rid='r', text='it\\'s', input_ids=[1, 2], \
+sampling_params={'n': 1}), out={'text': 'hel\\nlo', 'output_ids': [3, 4], 'meta_info': {'id': 'r'}}
+[2026-11-24 10:00:01] Finish: obj=GenerateReqInput(rid='r', text='hi', input_ids=None, \
+stream=False), out={'text': 'hello', 'meta_info': {'id': 'r'}}
+""".replace("\\\n", "")
+
+
+class Shown(TextTokenizer):
+    """Keeps what the chat template gets, and writes it as JSON."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.tools: list[Any] = []
+
+    def render(self, messages: Any, tools: Any, answer: Any) -> tuple[str, str]:
+        self.tools.append(tools)
+        return json.dumps(messages), json.dumps(answer)
+
+
+def opened(value: Any) -> Any:
+    try:
+        return json.loads(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def read(*lines: Any, row: Row | None = None) -> tuple[list[tuple[Any, Any]], Reader, list[Any]]:
+    """Prompts and outputs, as messages where they were; the reader, and the records."""
+    reader = Reader(Shown(), row=row)
+    records = []
+    for number, line in enumerate(lines, 1):
+        text = line.encode() if isinstance(line, str) else json.dumps(line).encode()
+        records += reader(JsonLine(number, f"f, line {number}", text, len(text)))
+    records += reader.end()
+    found = [
+        tuple(opened(each.get(kind, each.get(f"{kind}_ids"))) for kind in ("prompt", "output"))
+        for each in records
+    ]
+    assert reader.calls == len(records)
+    return found, reader, records  # type: ignore[return-value]
+
+
+def reasons(reader: Reader) -> dict[str, int]:
+    return {reason: count for reason, (count, _) in reader.left_out.items()}
+
+
+@pytest.mark.parametrize(("form", "line", "expected"), CASES)
+def test_each_form_is_read(form: str, line: Any, expected: list[Any]) -> None:
+    del form  # names the case
+    found, reader, _ = read(line)
+    assert found == expected
+    has_tools = "tools" in json.dumps(line) or "definitions" in json.dumps(line)
+    tokenizer = reader._tokenizer
+    assert isinstance(tokenizer, Shown)
+    assert tokenizer.tools in ([], [[TOOL] if has_tools else None] * len(expected))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
+    found, reader, _ = read(*BATCH[::order])
+    assert found == [("hi", "hello"), ([USER], SAID)][::order]
+    # One has expired, one has no line.
+    assert [each for each in reader.told() if "no answer" in each] == [
+        f"left out: 2 x no answer, such as f, line {5 if order == 1 else 6}"
+    ]
+
+
+def test_vllms_log_is_read() -> None:
+    found, reader, _ = read(*VLLM.splitlines())
+    assert found == [('it\'s\n"1"', "hello"), ([1, 2], [3]), ("it's", "hello")]
+    assert reasons(reader) == {"not JSON": 1}  # what the server logs before its first request
+
+
+def test_sglangs_log_is_read() -> None:
+    assert read(*SGLANG_TEXT.splitlines())[0] == [([1, 2], [3, 4]), ("hi", "hello")]
+
+
+def test_llama_cpps_log_is_read() -> None:
+    body = {"messages": [USER], "model": "m"}
+    log = [
+        "srv  log_server_r: done request: POST /v1/chat/completions 127.0.0.1 200",
+        f"srv  log_server_r: request:  {json.dumps(body)}",
+        f"srv  log_server_r: response: {json.dumps(RESPONSE)}",
+        f"srv  log_server_r: request:  {json.dumps({**body, 'stream': True})}",
+        "srv  log_server_r: response: ",
+    ]
+    assert read(*log)[0] == [([USER], SAID)]
+
+
+def test_aiders_llm_history_is_read() -> None:
+    log = """TO LLM 2026-11-27T10:00:00
+-------
+SYSTEM Be kind.
+-------
+USER hi
+USER there
+LLM RESPONSE 2026-11-27T10:00:02
+ASSISTANT hello
+TO LLM 2026-11-27T10:00:05
+-------
+USER hi
+LLM RESPONSE 2026-11-27T10:00:06
+ASSISTANT one
+ASSISTANT two
+"""
+    asked = [SYSTEM, {"role": "user", "content": "hi\nthere"}]
+    found = [(asked, SAID), ([USER], {"role": "assistant", "content": "one\ntwo"})]
+    assert read(*log.splitlines())[0] == found
+
+
+def test_a_log_that_its_clients_wrote_into_takes_linear_time() -> None:
+    """A prompt of the old pattern's own marks; it took minutes at 4 kB."""
+    prompt = "out={'text': 'x text='" * 20_000
+    line = f"[x] Finish: obj=G(rid='r', text={prompt!r}, input_ids=None), out={{'text': 'hello'}}"
+    cut = line[: len(line) - 20]
+    started = time.process_time()
+    assert read(line)[0] == [(prompt, "hello")]
+    read(cut, cut.replace("'", '"'))
+    assert time.process_time() - started < 20
+
+
+# Counted wrong before: each is the same calls in another form, so it has the same counts.
+
+TOLD_USER = {"role": "user", "content": "and then"}
+TURNS = [
+    ([USER], {"role": "assistant", "content": "one two three"}),
+    ([USER, {"role": "assistant", "content": "one two three"}, TOLD_USER], SAID),
+]
+
+
+def state(messages: Sequence[Any]) -> list[Any]:
+    """As LangChain dumps them."""
+    kinds = {"user": "HumanMessage", "assistant": "AIMessage", "tool": "ToolMessage"}
+    return [
+        {
+            "lc": 1,
+            "type": "constructor",
+            "id": ["langchain", "schema", kinds[each["role"]]],
+            "kwargs": {"content": each["content"], "type": "x"},
+        }
+        for each in messages
+    ]
+
+
+@pytest.mark.parametrize("kind", [None, "chain", "llm"])
+@pytest.mark.parametrize("write", [list, state])
+def test_a_state_of_messages_is_history_and_one_answer(
+    kind: str | None, write: Callable[[Any], Any]
+) -> None:
+    runs = [
+        {
+            "id": str(n),
+            "inputs": {"messages": write(asked)},
+            "outputs": {"messages": write([*asked, said])},
+            **({"run_type": kind} if kind else {}),
+        }
+        for n, (asked, said) in enumerate(TURNS)
+    ]
+    assert read(*runs)[0] == TURNS
+    # Where the log has the model's own runs, those around them do not count.
+    own = [
+        {"id": f"m{n}", "run_type": "llm", "inputs": {"messages": asked}, "outputs": said}
+        for n, (asked, said) in enumerate(TURNS)
+    ]
+    both = [*own, *runs] if kind == "chain" else own
+    found, reader, _ = read(*both)
+    assert found == TURNS
+    assert sum(reasons(reader).values()) == (2 if kind == "chain" else 0)
+
+
+def test_an_agents_state_has_an_answer_for_each_call_of_the_model() -> None:
+    run = {
+        "inputs": {"messages": [USER]},
+        "outputs": {"messages": [USER, CALLED, TOLD, SAID]},
+    }
+    assert read(run)[0] == [([USER], CALLED), ([USER, CALLED, TOLD], SAID)]
+
+
+@pytest.mark.parametrize("text", [json.dumps, lambda value: value])
+def test_langfuses_generations_count_and_spans_do_not(text: Callable[[Any], Any]) -> None:
+    rows = []
+    for n, (asked, said) in enumerate(TURNS):
+        whole = {"messages": [*asked, said]}
+        rows += [
+            {
+                "id": f"s{n}",
+                "type": "SPAN",
+                "input": text({"messages": asked}),
+                "output": text(whole),
+            },
+            {"id": f"g{n}", "type": "GENERATION", "input": text(asked), "output": text(said)},
+            {"id": f"t{n}", "type": "TOOL", "input": "look", "output": "5"},
+            {"id": f"e{n}", "type": "EVENT", "input": None, "output": None},
+        ]
+    found, reader, _ = read(*rows)
+    assert found == TURNS
+    assert reasons(reader) == {"no model call": 4, "not a model's call, but around one": 2}
+    trace = {"input": text({"messages": [USER]}), "output": text(SAID), "observations": rows}
+    assert read(trace)[0] == TURNS
+
+
+def span(operation: str, asked: Any, said: Any, name: str) -> dict[str, Any]:
+    told = {"operation.name": operation, "input.messages": json.dumps(asked)}
+    made = attributes(**told, **{"output.messages": json.dumps(said)})
+    return {"spanId": name, "attributes": made}
+
+
+def test_a_span_around_a_call_does_not_count_again() -> None:
+    def parts(each: dict[str, Any]) -> dict[str, Any]:
+        return message(each["role"], part("text", content=each["content"]))
+
+    spans = []
+    for n, (asked, said) in enumerate(TURNS):
+        both = [list(map(parts, asked)), [{**parts(said), "finish_reason": "stop"}]]
+        spans += [
+            span("invoke_agent", *both, f"a{n}"),
+            span("chat", *both, f"c{n}"),
+            span("execute_tool", *both, f"t{n}"),
+        ]
+    assert read({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})[0] == TURNS
+    # Alone, they are all that is known.
+    assert read(*[each for each in spans if each["spanId"][0] == "a"])[0] == TURNS
+
+
+def test_equal_ids_with_equal_texts_count_once() -> None:
+    log = [
+        logged({"messages": asked}, {"id": f"r{n}", "choices": [{"message": said}]})
+        for n, (asked, said) in enumerate(TURNS)
+    ]
+    found, reader, _ = read(*log, *log)
+    assert found == TURNS and reader.duplicates == 2
+    assert "dropped: 2 that were there twice" in reader.told()
+    # Another answer under a name that somebody numbered is another call.
+    other = logged({"messages": [USER]}, {"id": "r0", "choices": [{"message": SAID}]})
+    assert len(read(*log, other)[0]) == 3
+
+
+THOUGHT = {**SAID, "reasoning_content": "Well, so."}
+THOUGHTS: list[Any] = [
+    logged(ASKED, {"choices": [{"message": THOUGHT}]}),
+    logged(ASKED, {"choices": [{"message": {**SAID, "reasoning": "Well, so."}}]}),
+    *(
+        logged(
+            ASKED,
+            events(
+                *(delta(**each) for each in ({name: "Well,"}, {name: " so."}, {"content": "hello"}))
+            ),
+        )
+        for name in ("reasoning_content", "reasoning")
+    ),
+    logged(
+        {"input": [USER]},
+        {"output": [{"type": "reasoning", "summary": [text("Well, so.", "summary_text")]}, ITEM]},
+    ),
+    logged(
+        {"input": [USER]},
+        {
+            "output": [
+                {
+                    "type": "reasoning",
+                    "content": [text("Well, so.", "reasoning_text")],
+                    "summary": [],
+                },
+                ITEM,
+            ]
+        },
+    ),
+    logged(
+        ASKED,
+        {
+            "type": "message",
+            "content": [{"type": "thinking", "thinking": "Well, so."}, text("hello")],
+        },
+    ),
+    logged(
+        ASKED,
+        events(
+            {"type": "message_start", "message": {"type": "message", "id": "r"}},
+            {
+                "type": "content_block_start",
+                "index": 0,
+                "content_block": {"type": "thinking", "thinking": ""},
+            },
+            changed(delta={"type": "thinking_delta", "thinking": "Well,"}),
+            changed(delta={"type": "thinking_delta", "thinking": " so."}),
+            {"type": "content_block_start", "index": 1, "content_block": text("")},
+            changed(index=1, delta={"type": "text_delta", "text": "hello"}),
+        ),
+    ),
+    {
+        "attributes": {
+            "gen_ai.input.messages": json.dumps([message("user", part("text", content="hi"))]),
+            "gen_ai.output.messages": json.dumps(
+                [
+                    message(
+                        "assistant",
+                        part("reasoning", content="Well, so."),
+                        part("text", content="hello"),
+                    )
+                ]
+            ),
+        }
+    },
+    {"inputs": ASKED, "outputs": {"message": {**SAID, "thinking": "Well, so."}}},
+]
+
+
+@pytest.mark.parametrize("line", THOUGHTS)
+def test_thoughts_are_part_of_the_answer(line: Any) -> None:
+    assert read(line)[0] == [([USER], THOUGHT)]
+
+
+# Agents' sessions, trainers' files, and shapes that no table names.
+
+
+def turns_of(session: Sequence[Any], *lines: Any) -> None:
+    """The lines have the session's answers, each once, with all before it."""
+    expected = [
+        (list(session[:n]), each) for n, each in enumerate(session) if each["role"] == "assistant"
+    ]
+    found, _, records = read(*lines)
+    assert found == expected
+    assert len({each["session"] for each in records}) == 1
+
+
+SESSION = [USER, CALLED, TOLD, SAID, USER, SAID]
+
+
+def claude(*messages: Any, parents: bool) -> list[Any]:
+    """A session of Claude Code: a line for each block of an answer."""
+    lines: list[Any] = [{"type": "summary", "summary": "x", "leafUuid": "y"}]
+    for n, (kind, content) in enumerate(messages):
+        said = {"role": kind, "content": content, "model": "claude", "id": "msg_1"}
+        parent = str(n - 1) if n and parents else None
+        line = {
+            "parentUuid": parent,
+            "sessionId": "s",
+            "type": kind,
+            "message": said,
+            "uuid": str(n),
+        }
+        lines.append(line)
+        if n == 2:
+            lines.append({"type": "system", "uuid": "x", "parentUuid": parent, "content": "x"})
+    return lines
+
+
+@pytest.mark.parametrize("parents", [True, False])
+def test_claude_codes_sessions_are_read(parents: bool) -> None:
+    lines = claude(
+        ("user", "hi"),
+        ("assistant", [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]),
+        ("assistant", [CALL_BLOCK]),
+        ("user", [TOLD_BLOCK]),
+        ("assistant", [text("hello")]),
+        parents=parents,
+    )
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    found, reader, _ = read(*lines)
+    assert found == [([USER], {**thought, **CALLED}), ([USER, thought, CALLED, TOLD], SAID)]
+    assert reasons(reader) == {"no model call": 1}  # the summary
+
+
+def test_codexs_sessions_are_read() -> None:
+    def item(**payload: Any) -> dict[str, Any]:
+        return {"timestamp": "2026", "type": "response_item", "payload": payload}
+
+    lines = [
+        {
+            "timestamp": "2026",
+            "type": "session_meta",
+            "payload": {"id": "s", "instructions": "Be kind."},
+        },
+        item(type="message", role="user", content=[text("hi", "input_text")]),
+        {
+            "timestamp": "2026",
+            "type": "event_msg",
+            "payload": {"type": "user_message", "message": "hi"},
+        },
+        item(type="reasoning", summary=[], encrypted_content="x"),
+        item(type="function_call", name="look", arguments='{"at": 1}', call_id="c1"),
+        item(type="function_call_output", call_id="c1", output="5"),
+        {
+            "timestamp": "2026",
+            "type": "event_msg",
+            "payload": {"type": "agent_message", "message": "hello"},
+        },
+        item(type="message", role="assistant", content=[text("hello", "output_text")]),
+    ]
+    turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *lines)
+
+
+def test_openhands_events_are_read() -> None:
+    called = {"id": "c1", "name": "look", "arguments": '{"at": 1}'}
+    events = [
+        {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": text("Be kind.")},
+        {
+            "kind": "MessageEvent",
+            "source": "user",
+            "llm_message": {"role": "user", "content": [text("hi")]},
+        },
+        {
+            "kind": "ActionEvent",
+            "source": "agent",
+            "thought": [],
+            "tool_call": called,
+            "tool_call_id": "c1",
+            "action": {"kind": "Look"},
+        },
+        {
+            "kind": "ObservationEvent",
+            "source": "environment",
+            "tool_call_id": "c1",
+            "observation": {"content": [text("5")]},
+        },
+        {
+            "kind": "MessageEvent",
+            "source": "agent",
+            "llm_message": {"role": "assistant", "content": [text("hello")]},
+        },
+        {"kind": "ConversationStateUpdateEvent", "source": "environment", "key": "x", "value": {}},
+    ]
+    turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *events)
+
+
+STEPS = [
+    {"step_id": 1, "source": "user", "message": "hi"},
+    {
+        "step_id": 2,
+        "source": "agent",
+        "message": "",
+        "tool_calls": [{"tool_call_id": "c1", "function_name": "look", "arguments": {"at": 1}}],
+        "observation": {"results": [{"source_call_id": "c1", "content": "5"}]},
+    },
+    {"step_id": 3, "source": "agent", "message": "hello"},
+]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        SESSION,
+        {"messages": SESSION},
+        {
+            "messages": SESSION,
+            "info": {"exit_status": "Submitted"},
+            "trajectory_format": "mini-swe-agent-1",
+        },
+        {"trajectory": [{"action": "look", "observation": "5"}], "history": SESSION, "info": {}},
+        {
+            "conversations": [
+                {
+                    "from": {"user": "human", "assistant": "gpt"}.get(each["role"], each["role"]),
+                    "value": each["content"],
+                    **{k: v for k, v in each.items() if k not in ("role", "content")},
+                }
+                for each in SESSION
+            ]
+        },
+        {"log": json.dumps({"data": [{"messages": SESSION}]})},
+        {
+            "samples": [
+                {"messages": SESSION, "output": {"choices": []}, "target": "x", "events": []}
+            ]
+        },
+    ],
+)
+def test_conversations_are_read_wherever_they_lie(value: Any) -> None:
+    turns_of(SESSION, value)
+
+
+def test_lines_that_are_messages_are_one_conversation() -> None:
+    turns_of(SESSION, *SESSION)
+
+
+def test_harbors_trajectories_are_read() -> None:
+    value = {"schema_version": "ATIF-v1.2", "session_id": "s", "steps": STEPS}
+    turns_of([USER, CALLED, TOLD, SAID], value)
+
+
+def test_demonstrations_are_no_answers() -> None:
+    shown = [{**USER, "is_demo": True}, {**SAID, "is_demo": True}]
+    found, _, _ = read({"trajectory": [], "history": [*shown, USER, SAID]})
+    assert [said for _, said in found] == [SAID]
+
+
+def collected(value: Any) -> dict[str, Any]:
+    """A value as OpenTelemetry's collector writes it."""
+    if isinstance(value, dict):
+        pairs = [{"key": name, "value": collected(each)} for name, each in value.items()]
+        return {"kvlistValue": {"values": pairs}}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [collected(each) for each in value]}}
+    return {"stringValue": value}
+
+
+MODEL_EVENT = {
+    "event": "model",
+    "model": "m",
+    "input": [USER],
+    "tools": [TOOL["function"]],
+    "output": {"id": "o1", "model": "m", "choices": [{"message": SAID, "stop_reason": "stop"}]},
+    "call": {"request": {"messages": [USER]}, "response": {"choices": [{"message": SAID}]}},
+}
+SHAPES: list[tuple[Any, list[Any]]] = [
+    (
+        {
+            "samples": [
+                {
+                    "messages": [USER, SAID],
+                    "output": {"choices": [{"message": SAID}]},
+                    "target": "x",
+                    "events": [{"event": "state"}, MODEL_EVENT],
+                }
+            ]
+        },
+        [([USER], SAID)],
+    ),
+    ({"prompt": [USER], "completion": [SAID]}, [([USER], SAID)]),
+    (
+        {"prompt": [USER], "chosen": [SAID], "rejected": [CALLED]},
+        [([USER], SAID), ([USER], CALLED)],
+    ),
+    ({"chosen": [USER, SAID], "rejected": [USER, CALLED]}, [([USER], SAID), ([USER], CALLED)]),
+    (
+        {"chosen": "\n\nHuman: q\n\nAssistant: a", "rejected": "\n\nHuman: q\n\nAssistant: b"},
+        [("\n\nHuman: q\n\nAssistant:", " a"), ("\n\nHuman: q\n\nAssistant:", " b")],
+    ),
+    (
+        {"input": "<|user|>hi", "output": "hello", "gts": "x", "score": 1.0, "step": 1},
+        [("<|user|>hi", "hello")],
+    ),
+    (
+        {
+            "doc_id": 0,
+            "doc": {"question": "?"},
+            "target": "x",
+            "resps": [["hello"]],
+            "arguments": {"gen_args_0": {"arg_0": "hi", "arg_1": {"until": []}}},
+            "filtered_resps": ["hello"],
+        },
+        [("hi", "hello")],
+    ),
+    ({"doc_id": 0, "arguments": [["hi", {}]], "resps": [["hello"]]}, [("hi", "hello")]),
+    (
+        {"doc_id": 0, "arguments": [[json.dumps([USER]), {}]], "resps": [["hello"]]},
+        [([USER], SAID)],
+    ),
+    ({"doc_id": 0, "arguments": [["hi", " no"]], "resps": [[[-1.5, False]]]}, []),
+    (
+        {"run_id": "r", "type": "sampling", "data": {"prompt": [USER], "sampled": ["hello"]}},
+        [([USER], SAID)],
+    ),
+    (
+        {
+            "op_name": "openai.chat",
+            "inputs": {"messages": [USER]},
+            "output": {"choices": [{"message": SAID}]},
+        },
+        [([USER], SAID)],
+    ),
+    (
+        {
+            "id": "1",
+            "run_type": "llm",
+            "inputs": {"messages": [state([USER])]},
+            "outputs": {
+                "generations": [[{"text": "hello", "message": state([SAID])[0]}]],
+                "llm_output": {},
+            },
+        },
+        [([USER], SAID)],
+    ),
+    (
+        {
+            "run_type": "llm",
+            "inputs": {"prompts": ["hi"]},
+            "outputs": {"generations": [[{"text": "hello"}]]},
+        },
+        [("hi", "hello")],
+    ),
+    (
+        {
+            "call_type": "acompletion",
+            "request_id": "1",
+            "messages": "{}",
+            "response": json.dumps(RESPONSE),
+            "proxy_server_request": json.dumps({"model": "m", "messages": [USER]}),
+        },
+        [([USER], SAID)],
+    ),
+    (
+        {
+            "contents": [{"role": "user", "parts": [{"text": "hi"}]}],
+            "candidates": [{"content": {"role": "model", "parts": [{"text": "hello"}]}}],
+        },
+        [],
+    ),
+    (
+        logged(
+            {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
+            {"candidates": [{"content": {"role": "model", "parts": [{"text": "hello"}]}}]},
+        ),
+        [([USER], SAID)],
+    ),
+    (
+        logged(
+            {"modelId": "m", "messages": [{"role": "user", "content": [{"text": "hi"}]}]},
+            {"output": {"message": {"role": "assistant", "content": [{"text": "hello"}]}}},
+        ),
+        [([USER], SAID)],
+    ),
+    (
+        logged({"model": "m", "prompt": "hi"}, {"response": "hello", "done": True}),
+        [("hi", "hello")],
+    ),
+    (logged({"prompt": "hi"}, {"content": "hello", "tokens_predicted": 1}), [("hi", "hello")]),
+    (logged({"inputs": "hi"}, [{"generated_text": "hi hello"}]), [("hi", " hello")]),
+    (
+        logged({"prompt": ["a", "b"], "n": 2}, {"choices": [{"text": each} for each in "cdef"]}),
+        [("a", "c"), ("a", "d"), ("b", "e"), ("b", "f")],
+    ),
+    (
+        logged(ASKED, [delta(role="assistant"), delta(content="hel"), delta(content="lo")]),
+        [([USER], SAID)],
+    ),
+    (logged(ASKED, ": ping\n\n" + CHAT_EVENTS.replace("\n", "\r\n")), [([USER], SAID)]),
+    (
+        {
+            "eventName": "gen_ai.client.inference.operation.details",
+            "spanId": "1",
+            "attributes": collected(
+                {
+                    "gen_ai.input.messages": [message("user", part("text", content="hi"))],
+                    "gen_ai.output.messages": [message("assistant", part("text", content="hello"))],
+                }
+            )["kvlistValue"]["values"],
+        },
+        [([USER], SAID)],
+    ),
+    (
+        {
+            "attributes": {
+                "llm": {
+                    "input_messages": [{"message": USER}],
+                    "output_messages": [{"message": SAID}],
+                },
+                "openinference": {"span": {"kind": "LLM"}},
+            }
+        },
+        [([USER], SAID)],
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), SHAPES)
+def test_calls_are_known_by_their_shape(value: Any, expected: list[Any]) -> None:
+    assert read(value)[0] == expected
+
+
+def test_messages_that_opentelemetry_logs_one_by_one_are_one_call() -> None:
+    def event(name: str, **body: Any) -> dict[str, Any]:
+        return {"event_name": f"gen_ai.{name}", "span_id": "1", "body": body}
+
+    log = [
+        event("system.message", content="Be kind."),
+        event("user.message", content="hi"),
+        event("assistant.message", tool_calls=[{**CALL, "function": ARGUMENTS}]),
+        event("tool.message", id="c1", content="5"),
+        event("choice", index=0, finish_reason="stop", message=SAID),
+    ]
+    found, _, _ = read(*log)
+    assert [said for _, said in found] == [SAID]
+    assert [each["role"] for each in found[0][0]] == ["system", "user", "assistant", "tool"]
+
+
+def test_a_form_of_ones_own_is_mapped() -> None:
+    line = {"in": {"msgs": [USER]}, "out": {"text": ["hello"]}, "chat": 7, "uid": "u"}
+    row = mapped("messages=in.msgs, answer=out.text[0], session=chat, id = uid")
+    found, _, records = read(line, row=row)
+    assert found == [([USER], SAID)]
+    assert (records[0]["session"], records[0]["id"]) == ("7", "u")
+    for bad in ("messages", "messages=a.[", "what=a, answer=b", "answer=b"):
+        with pytest.raises(RecordError):
+            mapped(bad)
+
+
+def test_images_are_left_out_and_counted() -> None:
+    seen = {
+        "role": "user",
+        "content": [text("hi"), {"type": "image_url", "image_url": {"url": "x"}}],
+    }
+    found, reader, _ = read(logged({"messages": [seen]}, RESPONSE))
+    assert found == [([{**USER, "left_out": 1}], SAID)]
+    assert reader.told()[-1] == "left out of prompts: 1 images or other attachments"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{**CALL, "function": {"name": "look", "arguments": None}}],
+        },
+        {
+            "role": "assistant",
+            "content": [],
+            "tool_calls": [{**CALL, "function": {"name": "look", "arguments": ""}}],
+        },
+        {"role": "assistant", "content": None, "function_call": {"name": "look"}},
+    ],
+)
+def test_null_contents_and_arguments_are_read(message: Any) -> None:
+    [(_, said)], _, _ = read(logged(ASKED, {"choices": [{"message": message}]}))
+    assert said["content"] == ""
+    assert said["tool_calls"][0]["function"] == {"name": "look", "arguments": {}}
+    assert read(logged(ASKED, {"choices": [{"message": {"role": "assistant", "content": None}}]}))[
+        0
+    ] == [([USER], {"role": "assistant", "content": ""})]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        logged("x", {}),
+        logged("[" * 100_000, {}),
+        logged({}, "data: x"),
+        logged({"input": 5}, {"output": []}),
+        logged({"messages": [5]}, RESPONSE),
+        {"messages": [USER], "response": None, "model_parameters": 5},
+        logged({"messages": [5]}, {"type": "message", "content": []}),
+        logged(ASKED, {"what": 5}),
+        logged({"messages": [{"role": "user", "content": 5}]}, RESPONSE),
+        logged({"prompt": "x", "prediction": {"content": 5}}, {"choices": [{"text": "y"}]}),
+        {"messages": [5, 6]},
+        {"messages": []},
+        {"conversations": [{"from": []}]},
+        {"inputs": {}, "outputs": {}},
+        {"input": 5, "output": 5},
+        {"resourceSpans": [5]},
+        {"attributes": {"gen_ai.input.messages": "[5]", "gen_ai.output.messages": "[5]"}},
+        {"attributes": {"gen_ai.input.messages": "{", "gen_ai.output.messages": "[5]"}},
+        {"attributes": [{"key": "gen_ai.prompt", "value": {}}]},
+        {"attributes": {"gen_ai.prompt.0": 5, "gen_ai.prompt.0.role": 5}},
+        {"custom_id": 5},
+        {"custom_id": [5], "body": 5},
+        {"custom_id": 5, "response": 5},
+        {**SGLANG, "out": 5},
+        {"vllm": 5},
+        {"type": "user", "message": {"role": 5}},
+        "[1] Finish: obj=G(text=None, x=1), out={'text': None}",
+        "5",
+        "null",
+        "x",
+    ],
+)
+def test_what_is_no_call_is_counted_and_told(line: Any) -> None:
+    found, reader, _ = read(line, logged(ASKED, RESPONSE))
+    assert found == [([USER], SAID)]
+    told = [each for each in reader.told() if each.startswith("left out: 1 x ")]
+    assert len(told) == 1 and "f, line 1" in told[0]
+
+
+NAMES = """messages role content parts request response choices message input output type lc kwargs
+attributes body event payload inputs outputs prompt completion history id delta custom_id function
+arguments events steps source uuid parentUuid tool_calls""".split()  # noqa: SIM905
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.sampled_from(["user", "assistant", "text", "[{}]", "data: {}"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(NAMES),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=24,
+)
+
+
+@given(st.lists(JSON, max_size=4))
+def test_no_value_fails_the_reader(values: list[Any]) -> None:
+    _, reader, records = read(*values)
+    assert len(records) == reader.calls
+    assert all(isinstance(each.get("output", ""), str) for each in records)
+
+
+PAIRS = [
+    {"prompt": f"p{number}", "output": "é" * size}
+    for number, size in enumerate([0, 5, 600_000, 3_000_000, 7, 0])
+]
+
+
+def zstd_frames(content: bytes) -> bytes:
+    """Two frames, as a log that was appended to has them."""
+    half = len(content) // 2
+    return b"".join(map(zstd.compress, (content[:half], content[half:])))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd_frames])
+@pytest.mark.parametrize("form", ["lines", "array", "indented array"])
+def test_files_are_read_as_they_come(
+    tmp_path: Path, pack: Callable[[bytes], bytes], form: str
+) -> None:
+    text = "\n".join(json.dumps(pair, ensure_ascii=False) for pair in PAIRS)
+    if form != "lines":
+        text = json.dumps(PAIRS, indent=1 if "indented" in form else None, ensure_ascii=False)
+    log = tmp_path / "log"
+    log.write_bytes(pack(text.encode()))
+    assert [line.value for line in parse_lines(log)] == PAIRS
+    assert sum(line.bytes for line in parse_lines(log)) <= log.stat().st_size
+
+
+@pytest.mark.parametrize("text", [VLLM, SGLANG_TEXT])
+def test_a_servers_log_is_read_by_lines(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(text)
+    assert [line.text.decode() for line in parse_lines(log)] == text.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[{}, {",
+        b"[x]",
+        b"[" * 100_000,
+        b'["\xff"]',
+        gzip.compress(b"{}\n{}\n", mtime=0)[:-9],
+        b"\x1f\x8bxx",
+        zstd.compress(b"{}\n" * 9_999)[:-9] + b"xxxxxxxxxx",
+        zstd.compress(b"{}\n{}\n")[:-3],
+    ],
+)
+def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(content)
+    result = CliRunner().invoke(app, ["replay", str(log)])
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("Error: ")
+    assert str(log) in result.stderr
+    assert isinstance(result.exception, SystemExit)
