@@ -24,7 +24,8 @@ import numpy as np
 import harness
 from fastdraft import DraftStats
 from fastdraft.replay import PEERS, Record, Setting, Unavailable, settings_of, trace_request
-from fastdraft.replay.records import RecordError, family_files, parse_lines, read_family
+from fastdraft.replay.lines import RecordError, family_files, parse_lines
+from fastdraft.replay.records import read_family
 from fastdraft.replay.tokenizer import TextTokenizer
 from harness import Row
 

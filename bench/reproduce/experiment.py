@@ -29,7 +29,7 @@ from fastdraft.demo.measure import greedy_options
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.display import progress
-from fastdraft.replay.records import RecordError, family_files, parse_lines
+from fastdraft.replay.lines import RecordError, family_files, parse_lines
 from fastdraft.stats import AssistantStats
 
 # The other benchmarks lie one folder up.

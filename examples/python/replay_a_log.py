@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from fastdraft.replay import read_families, replay, settings_of
-from fastdraft.replay.importers import Importer
+from fastdraft.replay.calls import Reader
 from fastdraft.replay.tokenizer import TextTokenizer
 
 question, answer = [11, 12, 13], list(range(100, 140))
@@ -32,7 +32,7 @@ log = Path(tempfile.mkdtemp()) / "server.jsonl"
 log.write_text("\n".join(map(json.dumps, LOG)), "utf-8")
 
 tokenizer = TextTokenizer("none")  # not loaded: the log holds token ids
-families = read_families([log], tokenizer.encode, convert=Importer(tokenizer))
+families = read_families([log], tokenizer.encode, convert=Reader(tokenizer))
 for result in replay(settings_of(token_costs=[0.0, 0.05]), families):
     print(result)
     # The first answer is copied from its prompt, the second one from the first.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 import random
 import subprocess
 import sys
@@ -38,7 +37,6 @@ from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_path
-from hf_models import tiny_model
 
 RUN_KEYS = {
     "at_once",
@@ -52,8 +50,7 @@ FAMILY_KEYS = {
 
 
 def fastdraft(*arguments: str | Path) -> Result:
-    command = [] if arguments[:1] == ("record",) else ["replay"]
-    return CliRunner().invoke(app, [*command, *map(str, arguments)])
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
@@ -804,35 +801,3 @@ def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout and not done.stderr
-
-
-def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
-    model = tmp_path / "model"
-    tiny_model("llama", vocab_size=260, bos_token_id=None, eos_token_id=259).save_pretrained(model)
-    for file in tokenizer.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-    prompts = write(tmp_path / "prompts.jsonl", [{"id": "p", "prompt": "one"}, {"prompt": "two"}])
-    out = tmp_path / "out.jsonl"
-    options = ("record", out, "--prompts", prompts, "--model", model)
-    result = fastdraft(*options, "--max-new-tokens", "20")
-    assert result.exit_code == 0, result.output
-    first, second = read_family(out, no_text)
-    assert (first.id, second.id) == ("p", "2")
-    records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    prompt = "<user>{}</>\n<assistant>"
-    assert [each["prompt"] for each in records] == [prompt.format(n) for n in ("one", "two")]
-    assert all(len(each["output_ids"]) == 20 for each in records)
-    assert results_of(tmp_path, out)["families"]["out"]["emitted"] == 38
-
-    if os.path.exists("/dev/full"):
-        full = fastdraft("record", "/dev/full", *options[2:], "--max-new-tokens", "2")
-        assert full.exit_code == 1
-        assert "cannot write /dev/full: No space left on device" in full.stderr
-
-    write(prompts, [{"prompt": 5}])
-    refused = fastdraft(*options)
-    assert refused.exit_code == 1
-    assert "line 1: 'prompt' must be a string, got 5" in refused.stderr
-    neither = fastdraft("record", out)
-    assert neither.exit_code == 2
-    assert "Missing option '--prompts'" in neither.stderr

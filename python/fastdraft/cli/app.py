@@ -23,6 +23,7 @@ EXTRAS = {
     "filelock": "cli",
     "fsspec": "fleet",
     "gguf": "demo",
+    "jmespath": "cli",
     "matplotlib": "plot",
     "ray": "ray",
     "tokenizers": "cli",

@@ -236,8 +236,8 @@ def _answers(inputs: Sequence[Path], tokenizer: TextTokenizer) -> Iterator[_Part
         yield from parts(reader.end(), f"{path}, at its end", 0)
     if not reader.calls:
         raise RecordError(f"{', '.join(map(str, inputs))}: {reader.refusal(inputs[0])}")
-    for line in reader.told():
-        click.echo(line, err=True)
+    for sentence in reader.told():
+        click.echo(sentence, err=True)
 
 
 def _text(path: Path) -> Iterator[_Part]:

@@ -126,7 +126,7 @@ class Reader:
             calls, self._aside = self._aside, []
         for _, place in self._aside:
             self.leave_out("not a model's call, but around one", place)
-        found = []
+        found: list[Json] = []
         for call, place in calls:
             self._place = place
             try:

@@ -139,7 +139,7 @@ def _parts(file: io.BufferedReader, path: Path) -> tuple[str, Iterator[bytes]]:
         text = file.read(MOST_BYTES)
         if file.read(1):
             raise RecordError(f"{path} is UTF-16 and longer than {MOST_BYTES} bytes: make it UTF-8")
-        file = io.BufferedReader(io.BytesIO(text.decode("utf-16", "replace").encode()))  # type: ignore[arg-type]
+        file = io.BufferedReader(io.BytesIO(text.decode("utf-16", "replace").encode()))
     elif begin.startswith(codecs.BOM_UTF8):
         file.read(len(codecs.BOM_UTF8))
     begin = file.peek(6)

@@ -142,14 +142,16 @@ def _messages(item: Any, role: str | None) -> Iterator[Json]:
         item = {"role": role, "content": item}
     if not isinstance(item, dict):
         raise RecordError(f"a message must be an object, got {short(item)}")
-    item, kind = _unwrapped(item), str(item.get("type"))
+    item = _unwrapped(item)
+    kind = str(item.get("type"))
     if kind.endswith("_call_output"):
         yield _result(item)
         return
     if kind.endswith("_call") or kind == "reasoning":
         item = {"role": "assistant", "content": [item]}
-    said = item.get("role") or item.get("from") or item.get("type")
-    found = _ROLES.get(said, role) if isinstance(said, str | None) else None
+    said = item.get("role") or item.get("from") or kind
+    known = role if said in ("None", "message") else None
+    found = _ROLES.get(said, known) if isinstance(said, str) else None
     if found is None:
         if "role" not in item and "from" not in item and kind != "None":
             return  # an item of another kind, such as a reference or a search
@@ -227,7 +229,7 @@ def _call(part: Json) -> Json:
         (function[each] for each in ("name", "toolName", "function_name") if function.get(each)), ""
     )
     names = ("arguments", "input", "args", "parameters", "action")
-    arguments = next((function[each] for each in names if function.get(each)), {})
+    arguments: Any = next((function[each] for each in names if function.get(each)), {})
     arguments = function.get("partial_json") or arguments
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
@@ -351,7 +353,7 @@ def choices(value: Any) -> list[Answer]:
         ids = _ids(value, "token_ids", "output_ids", "completion_token_ids")
         if name is None and ids is None and "choices" not in value:
             keys = ", ".join(value) or "nothing"
-            return _refuse(f"an answer holds no message, text or choices; it has {keys:.80}")
+            raise RecordError(f"an answer holds no message, text or choices; it has {keys:.80}")
         if name == "choices" and isinstance(value[name], list):
             found = [answer for each in value[name] for answer in choices(each)]
         else:
@@ -366,10 +368,6 @@ def choices(value: Any) -> list[Answer]:
         )
         for each in found
     ]
-
-
-def _refuse(reason: str) -> Any:
-    raise RecordError(reason)
 
 
 def _listed(items: list[Any]) -> list[Answer]:
@@ -461,7 +459,7 @@ _WHOLE: Final = ("role", "type", "id", "name", "index", "format")
 def _extend(whole: Json, more: Json) -> None:
     """Adds what an event brings to what came before it."""
     for name, value in more.items():
-        before = whole.get(name)
+        before: Any = whole.get(name)
         if value is None:
             continue
         if isinstance(value, dict):
@@ -475,6 +473,6 @@ def _extend(whole: Json, more: Json) -> None:
                     calls += same
                 _extend(same[0], call)
         elif name not in _WHOLE and isinstance(value, str | list) and type(before) is type(value):
-            whole[name] = before + value
+            whole[name] = before + value  # type: ignore[operator]  # both of one type
         elif before is None or name not in _WHOLE:
             whole[name] = value
