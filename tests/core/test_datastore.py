@@ -900,7 +900,7 @@ def test_command_line_stores_the_answers_of_logs(tmp_path: Path, tokenizer_file:
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     built = command("build", out, "--answers", log, "--tokenizer", tokenizer_file)
     assert built.exit_code == 0, built.output
-    assert f"left out: {log}, line 3: expected a known form" in built.output
+    assert f"left out: 1 x no model call, such as {log}, line 3" in built.output
     assert f"{out}: 16 tokens in 4 documents" in built.output
     store = Datastore.open(out, fingerprint=fingerprint(tokenizer_file))
     assert not store.find([40, 41])  # a prompt
