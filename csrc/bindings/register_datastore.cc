@@ -148,13 +148,14 @@ void register_datastore(py::module_& module) {
               return Datastore::live(max_bytes, fingerprint_of(fingerprint));
             }),
             py::kw_only(), py::arg("max_bytes"), py::arg("fingerprint"));
-  store.def(py::init([](const py::bytes& name, const std::optional<py::bytes>& fingerprint) {
-              const std::string path = name;
-              const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
-              const py::gil_scoped_release release;
-              return Datastore::open(path, expected);
-            }),
-            py::kw_only(), py::arg("path"), py::arg("fingerprint"));
+  store.def(
+      py::init([](const py::bytes& name, const std::optional<py::bytes>& fingerprint, bool verify) {
+        const std::string path = name;
+        const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
+        const py::gil_scoped_release release;
+        return Datastore::open(path, expected, verify);
+      }),
+      py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
   store.def(
       "_save",
       [](const Datastore& self, const py::bytes& name) {

@@ -102,6 +102,7 @@ class Datastore(_core.Datastore):
         path: str | os.PathLike[str],
         *,
         fingerprint: Fingerprint | None = None,
+        verify: bool = False,
     ) -> Datastore:
         """The frozen store in a file.
 
@@ -112,14 +113,17 @@ class Datastore(_core.Datastore):
         Args:
             path: A file that `save`, `build` or `fastdraft datastore build` wrote.
             fingerprint: Of the tokenizer that the tokens must be of.
+            verify: Read the whole file and compare its checksums.
 
         Raises:
             DatastoreError: The file cannot be read or is no datastore, or it is truncated, damaged,
-                of a newer version, or of another tokenizer. Damage beyond its header goes
-                unnoticed; it yields wrong tokens, and nothing worse.
+                of a newer version, or of another tokenizer. Without `verify`, damage between header
+                and directory goes unnoticed; it yields wrong tokens, and nothing worse.
         """
         store = cls.__new__(cls)
-        _core.Datastore.__init__(store, path=os.fsencode(path), fingerprint=fingerprint)
+        _core.Datastore.__init__(
+            store, path=os.fsencode(path), fingerprint=fingerprint, verify=verify
+        )
         store._path = os.path.abspath(path)
         return store
 

@@ -534,10 +534,10 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
     with pytest.raises(DatastoreError, match="not a regular file"):
         Datastore.open(os.devnull)
     newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
-    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 3$"):
+    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 4$"):
         Datastore.open(newer)
     older = damage(frozen_path, lambda content: content.__setitem__(8, 1))
-    with pytest.raises(DatastoreError, match=r"version 1 of .* reads version 3: build it again$"):
+    with pytest.raises(DatastoreError, match=r"version 1 of .* reads version 4: build it again$"):
         Datastore.open(older)
     expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
     with pytest.raises(DatastoreError, match=expected):
@@ -560,9 +560,9 @@ except DatastoreError as error:
 
 def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
     size = frozen_path.stat().st_size
-    header = zlib.crc32(frozen_path.read_bytes()[:140]).to_bytes(4, sys.byteorder)
-    assert frozen_path.read_bytes()[140:144] == header
-    for at in [*range(144), *range(directory_offset(frozen_path), size)]:
+    header = zlib.crc32(frozen_path.read_bytes()[:144]).to_bytes(4, sys.byteorder)
+    assert frozen_path.read_bytes()[144:148] == header
+    for at in [*range(148), *range(directory_offset(frozen_path), size)]:
 
         def flip(content: bytearray, at: int = at) -> None:
             content[at] ^= 1 << at % 8
@@ -571,12 +571,35 @@ def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> N
             Datastore.open(damage(frozen_path, flip))
 
 
+def test_damage_between_them_is_found_or_harmless(frozen_path: Path, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    end = directory_offset(frozen_path)
+    for places in [[4096], [end - 1], *random.integers(4096, end, (30, 30)).tolist()]:
+
+        def scramble(content: bytearray, places: list[int] = places) -> None:
+            for at in places:
+                content[at] ^= int(random.integers(1, 256))
+
+        path = damage(frozen_path, scramble)
+        with pytest.raises(DatastoreError, match="the checksum of its segments is wrong: damaged"):
+            Datastore.open(path, verify=True)
+        for arguments in (["info", path, "--verify"], ["merge", tmp_path / "all.fds", path]):
+            assert "segments is wrong" in command(*arguments).output
+        store = Datastore.open(path)
+        text = document(0, 700, 20)
+        for at in range(10, 700, 30):
+            for found in store.find(text[:at], most=100):
+                tokens = store.read(found.next, 100)
+                assert ((tokens >= 0) & (tokens < 20)).all()
+    assert not list(tmp_path.iterdir())
+
+
 def seal(content: bytearray) -> None:
     """Makes the checksums of the header and of the directory right again."""
     offset = int.from_bytes(content[120:128], sys.byteorder)
     content[128:136] = len(content).to_bytes(8, sys.byteorder)
     content[136:140] = zlib.crc32(content[offset:]).to_bytes(4, sys.byteorder)
-    content[140:144] = zlib.crc32(content[:140]).to_bytes(4, sys.byteorder)
+    content[144:148] = zlib.crc32(content[:144]).to_bytes(4, sys.byteorder)
 
 
 def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_path: Path) -> None:
@@ -882,8 +905,9 @@ def test_command_line_builds_from_every_kind_of_file(tmp_path: Path, tokenizer_f
     ]:
         found, *_ = store.find(ids)
         assert store.read(found.next, 5).tolist()[: len(following)] == following
-    shown = command("info", out)
+    shown = command("info", out, "--verify")
     assert shown.exit_code == 0
+    assert shown.output.endswith("checksums    right\n")
     assert "documents    6\n" in shown.output
     assert fingerprint(tokenizer_file).hex() in shown.output
 

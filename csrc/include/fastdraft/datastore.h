@@ -72,12 +72,13 @@ class FASTDRAFT_EXPORT Datastore {
   static std::shared_ptr<Datastore> live(std::int64_t max_bytes,
                                          const std::optional<Fingerprint>& fingerprint = {});
 
-  // The frozen store in a file, mapped read-only. Milliseconds, whatever its
-  // size. Throws DatastoreError for what is no store, or a newer, truncated or damaged one, or one
-  // whose fingerprint is not the `expected` one. Undetected damage gives wrong
-  // tokens, never an access outside the file.
+  // The frozen store in a file, mapped read-only. Milliseconds, whatever its size, unless `verify`
+  // reads all of it and compares its checksums. Throws DatastoreError for what is no store, or a
+  // newer, truncated or damaged one, or one whose fingerprint is not the `expected` one. Undetected
+  // damage gives wrong tokens, never an access outside the file.
   static std::shared_ptr<Datastore> open(const std::string& path,
-                                         const std::optional<Fingerprint>& expected = {});
+                                         const std::optional<Fingerprint>& expected = {},
+                                         bool verify = false);
 
   Datastore(const Datastore&) = delete;
   Datastore& operator=(const Datastore&) = delete;

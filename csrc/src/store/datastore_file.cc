@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -60,16 +61,24 @@ void decode_as(const std::uint8_t* bytes, std::int64_t count, Token* out) noexce
   }
 }
 
+// By byte, what it does to a checksum.
+constexpr std::array<std::uint32_t, 256> crc_table() noexcept {
+  std::array<std::uint32_t, 256> table{};
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    std::uint32_t value = byte;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
+    table[byte] = value;
+  }
+  return table;
+}
+
 }  // namespace
 
-// Of little text, so a bit at a time.
-std::uint32_t crc32(const void* data, std::int64_t bytes) noexcept {
+std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum) noexcept {
+  static constexpr std::array<std::uint32_t, 256> kTable = crc_table();
   const auto* at = static_cast<const std::uint8_t*>(data);
-  std::uint32_t value = ~std::uint32_t{0};
-  for (; bytes > 0; --bytes, ++at) {
-    value ^= *at;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
-  }
+  std::uint32_t value = ~checksum;
+  for (; bytes > 0; --bytes, ++at) value = (value >> 8) ^ kTable[(value ^ *at) & 0xFFu];
   return ~value;
 }
 

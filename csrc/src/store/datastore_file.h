@@ -72,7 +72,7 @@ struct FileHeader {
   // The first byte is none of text, and a transfer that changes the ends of lines
   // breaks the last ones (as in PNG).
   static constexpr std::array<std::uint8_t, 8> kMagic{0x89, 'F', 'D', 'S', '\r', '\n', 0x1A, '\n'};
-  static constexpr std::uint32_t kVersion = 3;
+  static constexpr std::uint32_t kVersion = 4;
   static constexpr std::uint32_t kByteOrder = 0x01020304;
   static constexpr std::int64_t kBytes = 4096;
 
@@ -91,9 +91,10 @@ struct FileHeader {
   std::int64_t directory_offset;
   std::int64_t file_bytes;
   std::uint32_t directory_checksum;
+  std::uint32_t segments_checksum;  // of all between header and directory
   std::uint32_t checksum;  // of all fields before this one
 };
-static_assert(sizeof(FileHeader) == 144);
+static_assert(sizeof(FileHeader) == 152);
 
 struct SegmentEntry {
   std::int64_t offset;  // of its first section in the file
@@ -115,8 +116,8 @@ struct SegmentLayout {
   static std::int64_t aligned(std::int64_t offset) noexcept { return (offset + 63) / 64 * 64; }
 };
 
-// The CRC-32 of IEEE 802.3, as zlib has it.
-std::uint32_t crc32(const void* data, std::int64_t bytes) noexcept;
+// The CRC-32 of IEEE 802.3, as zlib has it, continued from `checksum`.
+std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum = 0) noexcept;
 
 // A file in memory, read-only.
 class MappedFile {

@@ -163,10 +163,15 @@ struct Segment {
 
 class FrozenDatastore final : public Datastore {
  public:
-  FrozenDatastore(const std::string& path, const std::optional<Fingerprint>& expected)
+  FrozenDatastore(const std::string& path, const std::optional<Fingerprint>& expected, bool verify)
       : Datastore(std::nullopt), path_(path), file_(std::make_unique<MappedFile>(path)) {
     read_header(expected);
     read_directory();
+    if (verify &&
+        header_.segments_checksum != crc32(file_->data() + FileHeader::kBytes,
+                                           header_.directory_offset - FileHeader::kBytes)) {
+      refuse("the checksum of its segments is wrong: damaged");
+    }
   }
 
   void add(const Token*, std::int64_t, std::int64_t, const Grow&, std::int64_t) override {
@@ -358,8 +363,9 @@ class FrozenDatastore final : public Datastore {
 }  // namespace
 
 std::shared_ptr<Datastore> Datastore::open(const std::string& path,
-                                           const std::optional<Fingerprint>& expected) {
-  return std::make_shared<FrozenDatastore>(path, expected);
+                                           const std::optional<Fingerprint>& expected,
+                                           bool verify) {
+  return std::make_shared<FrozenDatastore>(path, expected, verify);
 }
 
 }  // namespace fastdraft

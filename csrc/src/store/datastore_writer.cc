@@ -310,6 +310,7 @@ class DatastoreWriter::FileWriter {
 
   void write(const void* data, std::int64_t bytes) {
     file_.write(data, bytes);
+    header_.segments_checksum = crc32(data, bytes, header_.segments_checksum);
     offset_ += bytes;
   }
 

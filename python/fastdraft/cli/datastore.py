@@ -120,8 +120,11 @@ def build(
 @click.argument("output", metavar="OUT.fds", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("inputs", metavar="IN.fds...", nargs=-1, required=True, type=FILE)
 def merge(output: Path, inputs: tuple[Path, ...]) -> None:
-    """Join frozen datastores of one tokenizer to one, in their order."""
-    stores = [Datastore.open(path) for path in inputs]
+    """Join frozen datastores of one tokenizer to one, in their order.
+
+    The checksums of each are compared first.
+    """
+    stores = [Datastore.open(path, verify=True) for path in inputs]
     marks = {store.fingerprint: path for store, path in zip(stores, inputs, strict=True)}
     if len(marks) > 1:
         one, other, *_ = marks.values()
@@ -140,14 +143,16 @@ def merge(output: Path, inputs: tuple[Path, ...]) -> None:
 
 @datastore.command()
 @click.argument("file", type=FILE)
-def info(file: Path) -> None:
+@click.option("--verify", is_flag=True, help="Read all of it and compare its checksums.")
+def info(file: Path, verify: bool) -> None:
     """Show what a frozen datastore holds."""
-    with Datastore.open(file) as store:
+    with Datastore.open(file, verify=verify) as store:
         click.echo(f"tokens       {len(store):,}")
         click.echo(f"documents    {store.num_documents:,}")
         click.echo(f"bytes        {store.bytes:,} ({store.bytes / max(len(store), 1):.1f} a token)")
         tokenizer = "not known" if store.fingerprint is None else store.fingerprint.hex()
         click.echo(f"tokenizer    {tokenizer}")
+        click.echo(f"checksums    {'right' if verify else 'not compared (--verify)'}")
 
 
 @datastore.command()
