@@ -94,18 +94,67 @@ void check_array(const T* values, std::int64_t size, const char* name) {
   if (size > 0) required(values, name);
 }
 
-// The caller's struct, in the form of this library's version.
+// The sizes of the structs in the first version of this header, with their last members: no
+// caller's struct is smaller, however many members are added. Each new struct is added here.
+static_assert(sizeof(void*) == 8);
 template <typename T>
-T& checked(T* given, const char* name) {
-  if (required(given, name).size == sizeof(T)) return *given;
-  throw InvalidValueError(std::string(name) + ".size must be the size of the struct, " +
-                          std::to_string(sizeof(T)) + " in fastdraft " FASTDRAFT_VERSION ", got " +
-                          std::to_string(given->size));
+constexpr std::size_t kFirstSize = 0;
+#define FASTDRAFT_FIRST(type, bytes, last)                              \
+  template <>                                                           \
+  constexpr std::size_t kFirstSize<type> = bytes;                       \
+  static_assert(offsetof(type, last) + sizeof(type::last) <= (bytes) && \
+                offsetof(type, last) + sizeof(type::last) + 8 > (bytes))
+FASTDRAFT_FIRST(fastdraft_datastore_stats, 48, closed);
+FASTDRAFT_FIRST(fastdraft_config, 72, vocabulary);
+FASTDRAFT_FIRST(fastdraft_engine_stats, 40, most_drafted);
+FASTDRAFT_FIRST(fastdraft_request_options, 40, num_datastores);
+FASTDRAFT_FIRST(fastdraft_propose_options, 40, padded);
+FASTDRAFT_FIRST(fastdraft_draft, 56, sources);
+FASTDRAFT_FIRST(fastdraft_stats, 64, rejected_prediction);
+#undef FASTDRAFT_FIRST
+
+template <typename T>
+void check_size(const T* given, const char* name) {
+  static_assert(kFirstSize<T> > 0);
+  const std::size_t size = required(given, name).size;
+  if (size >= kFirstSize<T>) return;
+  throw InvalidValueError(std::string(name) + ".size must be the size of the struct, at least " +
+                          std::to_string(kFirstSize<T>) + ", got " + std::to_string(size));
+}
+
+// The caller's struct in the form of this library's version. Members that only the library knows
+// are 0; those that only the caller knows must be.
+template <typename T>
+T read(const T* given, const char* name) {
+  check_size(given, name);
+  T known{};
+  std::memcpy(&known, given, std::min(given->size, sizeof(T)));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (std::size_t i = sizeof(T); i < given->size; ++i) {
+    if (bytes[i] == 0) continue;
+    throw InvalidValueError(std::string(name) +
+                            " sets a member that fastdraft " FASTDRAFT_VERSION
+                            " does not have, or its size is wrong: got " +
+                            std::to_string(given->size) + ", have " + std::to_string(sizeof(T)));
+  }
+  return known;
 }
 
 template <typename T>
 T read_optional(const T* given, const char* name) {
-  return given == nullptr ? T{} : checked(given, name);
+  return given == nullptr ? T{} : read(given, name);
+}
+
+// Writes as much as the caller's struct has room for, and 0 to the members that only the caller
+// knows. Its size was checked.
+template <typename T>
+void write(const T& known, T* out) noexcept {
+  const std::size_t size = out->size;
+  const std::size_t common = std::min(size, sizeof(T));
+  auto* bytes = reinterpret_cast<unsigned char*>(out);
+  std::memcpy(bytes, &known, common);
+  std::memset(bytes + common, 0, size - common);
+  out->size = size;
 }
 
 std::optional<Fingerprint> read_fingerprint(const std::uint8_t* bytes) {
@@ -155,7 +204,7 @@ void copy_limits(const From& from, To* to) noexcept {
 EngineConfig read_config(const fastdraft_config* given) {
   EngineConfig config;
   if (given == nullptr) return config;
-  const fastdraft_config& known = checked(given, "config");
+  const fastdraft_config known = read(given, "config");
   config.drafter = read_drafter(known);
   copy_limits(known, &config);
   return config;
@@ -175,7 +224,7 @@ ProposeOptions read_options(const fastdraft_propose_options* given) {
 // Checks that the caller's arrays have room for what `rows` requests can get.
 void check_room(const fastdraft_draft* draft, const fastdraft_engine& engine, std::int64_t rows,
                 const ProposeOptions& options) {
-  checked(draft, "draft");
+  static_cast<void>(read(draft, "draft"));
   const std::int64_t most = engine.engine.most_drafted();
   constexpr std::int64_t kMostTokens = std::numeric_limits<std::int32_t>::max();
   if (rows > kMostTokens / most) {
@@ -258,13 +307,15 @@ fastdraft_status fastdraft_datastore_get_stats(const fastdraft_datastore* datast
                                                fastdraft_datastore_stats* stats) {
   return guarded([&] {
     const fastdraft::Datastore& store = *required(datastore, "datastore").store;
-    fastdraft_datastore_stats& known = checked(stats, "stats");
+    check_size(stats, "stats");
+    fastdraft_datastore_stats known{};
     known.num_tokens = store.num_tokens();
     known.num_documents = store.num_documents();
     known.num_bytes = store.bytes();
     known.max_bytes = store.max_bytes();
     known.frozen = store.frozen() ? 1 : 0;
     known.closed = store.closed() ? 1 : 0;
+    write(known, stats);
   });
 }
 
@@ -272,14 +323,14 @@ void fastdraft_datastore_destroy(fastdraft_datastore* datastore) { delete datast
 
 fastdraft_status fastdraft_config_init(fastdraft_config* config) {
   return guarded([&] {
-    fastdraft_config& known = checked(config, "config");
-    known = {};
-    known.size = sizeof known;
+    check_size(config, "config");
+    fastdraft_config known{};
     copy_limits(EngineConfig(), &known);
     known.max_ngram = fastdraft::PromptLookupConfig().max_ngram;
     known.ngram_order = fastdraft::NgramConfig().order;
     known.min_probability = fastdraft::NgramConfig().min_probability;
     known.recovery = fastdraft::PredictedOutputsConfig().recovery;
+    write(known, config);
   });
 }
 
@@ -299,11 +350,13 @@ fastdraft_status fastdraft_engine_get_stats(const fastdraft_engine* engine,
                                             fastdraft_engine_stats* stats) {
   return guarded([&] {
     const fastdraft::Engine& core = required(engine, "engine").engine;
-    fastdraft_engine_stats& known = checked(stats, "stats");
+    check_size(stats, "stats");
+    fastdraft_engine_stats known{};
     known.num_requests = core.num_requests();
     known.num_bytes = core.bytes();
     known.num_foreign = core.num_foreign();
     known.most_drafted = core.most_drafted();
+    write(known, stats);
   });
 }
 
@@ -393,16 +446,18 @@ fastdraft_status fastdraft_finish(fastdraft_engine* engine, fastdraft_request re
                                   fastdraft_stats* stats) {
   return guarded([&] {
     fastdraft::Engine& core = required(engine, "engine").engine;
-    if (stats != nullptr) checked(stats, "stats");
+    if (stats != nullptr) check_size(stats, "stats");
     const DraftCounts counts = core.finish(request);
     if (stats == nullptr) return;
-    stats->steps = counts.steps;
-    stats->emitted = counts.emitted;
-    stats->drafts = counts.drafts;
-    stats->drafted = counts.drafted;
-    stats->accepted = counts.accepted;
-    stats->accepted_prediction = counts.accepted_prediction;
-    stats->rejected_prediction = counts.rejected_prediction;
+    fastdraft_stats known{};
+    known.steps = counts.steps;
+    known.emitted = counts.emitted;
+    known.drafts = counts.drafts;
+    known.drafted = counts.drafted;
+    known.accepted = counts.accepted;
+    known.accepted_prediction = counts.accepted_prediction;
+    known.rejected_prediction = counts.rejected_prediction;
+    write(known, stats);
   });
 }
 

@@ -17,7 +17,8 @@
  *
  * Structs. Each begins with `size`: set it to sizeof the struct and the rest to 0, as in
  * `fastdraft_propose_options options = {.size = sizeof options};`, so that 0 or NULL is each
- * member's default. A struct of another size, so of another version of this header, is refused.
+ * member's default. Later versions only add members at the end: programs that were compiled against
+ * an earlier or a later header work as long as they set no member that the library does not know.
  *
  * Handles. An engine and a datastore may be used by several threads at once. Destroy a handle when
  * no other call uses it. NULL handles are refused with FASTDRAFT_INVALID_VALUE.
