@@ -337,6 +337,11 @@ def test_padded_vocabularies_are_taken_where_a_tokenizer_says_so(
         assert torch.equal(model.generate(**inputs, **options), output.sequences)
 
 
+def test_a_bigger_assistant_is_warned_of(model: Any) -> None:
+    with pytest.warns(UserWarning, match=r"the assistant has 1\.\d times .* takes \d+\.\d\d of a"):
+        hf.generate(shortened(model), **repetitive_batch(1), **GREEDY, drafter=constant(model))
+
+
 def test_texts_that_the_assistant_cannot_be_given_are_not_drafted(model: Any) -> None:
     small = _of_vocabulary(bent(model), 60)
     assistant = constant(small, tokenizer=_tokenizer(_WORDS[:60]))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -23,6 +24,7 @@ from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.plan import _engine as engine
+from fastdraft.hf.plan import _engines
 from hf_models import (
     EOS,
     PAD,
@@ -106,6 +108,46 @@ def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
     output = model.generate(**inputs, **options, return_dict_in_generate=True)
     assert torch.equal(output.sequences, expected)
     assert isinstance(output.stats, DraftStats)
+
+
+def _healing_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Tokens of one letter, which those of two letters extend."""
+    letters = "abcdefghij"
+    words = ["<pad>", "<bos>", "<eos>", *letters, *(a + b for a in letters for b in letters)]
+    vocabulary = {word: index for index, word in enumerate(words[:VOCABULARY])}
+    core = Tokenizer(models.WordLevel(vocabulary, "<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
+    core.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "rows"), [("keyword", 1), ("keyword", 2), ("config", 2), ("in place", 1)]
+)
+def test_token_healing(where: str, rows: int) -> None:
+    model, tokenizer = tiny_model("llama"), _healing_tokenizer()
+    prompts = ["abcdefabcdefabcda", "bcdacbdabcdabcdab"][:rows]
+    ids = tokenizer(prompts, return_tensors="pt").input_ids
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "tokenizer": tokenizer}
+    options["token_healing"] = True
+    if where == "config":
+        del options["token_healing"]
+        options["generation_config"] = transformers.GenerationConfig(token_healing=True)
+    said = [Recorder() if rows == 1 else None for _ in range(2)]
+    expected = model.generate(ids, **options, streamer=said[0])
+    assert not torch.equal(expected[:, : ids.shape[1]], ids)
+    decode = functools.partial(hf.generate, model)
+    if where == "in place":
+        decode = model.generate = decode
+    output = decode(ids, **options, streamer=said[1])
+    sequences = output if where == "in place" else output.sequences
+    assert torch.equal(sequences, expected)
+    assert rows > 1 or said[0].calls == said[1].calls
+    # The model's engine learned from it, and the model is as it was.
+    assert model in _engines
+    assert "heal_tokens" not in vars(model)
 
 
 @pytest.mark.parametrize(("rows", "where"), [(1, "keyword"), (3, "config")])
@@ -333,7 +375,7 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"penalty_alpha": 0.6, "top_k": 4}, "got contrastive_search"),
         ({"prompt_lookup_num_tokens": 5}, "got assisted_generation; choose what drafts"),
         ({"assistant_model": object()}, "got assisted_generation; choose what drafts"),
-        ({"token_healing": True}, "token_healing must be off"),
+        ({"token_healing": True}, "must pass the model's tokenizer"),
         ({"use_cache": False}, "key-value cache, got use_cache=False"),
         ({"cache_implementation": "offloaded"}, "DynamicCache, got offloaded DynamicCache"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),

@@ -92,7 +92,7 @@ struct FileHeader {
   std::int64_t file_bytes;
   std::uint32_t directory_checksum;
   std::uint32_t segments_checksum;  // of all between header and directory
-  std::uint32_t checksum;  // of all fields before this one
+  std::uint32_t checksum;           // of all fields before this one
 };
 static_assert(sizeof(FileHeader) == 152);
 

@@ -61,7 +61,7 @@ def generate(
         model: A decoder-only model of transformers.
         inputs, arguments: As for `model.generate`, like all keywords that are not named here:
             `attention_mask`, `generation_config` and its fields, `logits_processor`,
-            `stopping_criteria`, `stop_strings` with `tokenizer`, `streamer`,
+            `stopping_criteria`, `stop_strings` and `token_healing` with `tokenizer`, `streamer`,
             `cache_implementation="static"` with `compile_config`, and so on. A static cache is not
             returned. Stopping criteria get no scores.
         drafter: What drafts; `None` for an engine with the default configuration. The engine of a
@@ -102,11 +102,6 @@ def generate(
         require_mode(GenerationConfig(), assistant_model)  # type: ignore[no-untyped-call]
     tokenizer = kwargs.pop("tokenizer", None)
     kwargs = _with_stop_criteria(model, kwargs, tokenizer)
-    if _option(model, kwargs, "token_healing"):
-        raise InvalidValueError(
-            "token_healing must be off, got True: transformers keeps the tokenizer that it needs "
-            "from a custom_generate"
-        )
     own = vars(model).get("generate")
     stands_in = isinstance(own, functools.partial) and own.func is generate
     speculation = Speculation(
@@ -125,7 +120,16 @@ def generate(
     # The instance's own generate may be a caller of this function, or come from custom_generate/ in
     # the model's folder.
     plain = model.generate if own is None else type(model).generate.__get__(model)
-    return plain(inputs, custom_generate=speculation, **kwargs)
+    decode: Any = speculation
+    if _option(model, kwargs, "token_healing"):
+        # Where it has a custom_generate, transformers gives its own `heal_tokens` no tokenizer: a
+        # copy of the model, which shares its parts, has one that knows it.
+        healer = copy.copy(model)
+        vars(healer).pop("generate", None)
+        healer.heal_tokens = lambda ids, _: type(model).heal_tokens(healer, ids, tokenizer)
+        plain = type(model).generate.__get__(healer)
+        decode = lambda _, *given, **named: speculation(model, *given, **named)  # noqa: E731
+    return plain(inputs, custom_generate=decode, **kwargs)
 
 
 def speculate(
@@ -145,8 +149,8 @@ def speculate(
     `model.generate` then returns what it always does: the sequences, or with
     `return_dict_in_generate` a `SpeculativeOutput`. The arguments are those of `generate`;
     `tokenizer` is the model's, for an `AssistantModel` that is given its own.
-    transformers keeps the tokenizer from a `custom_generate`, so stop strings need `generate`, or
-    a `StopStringCriteria` among the stopping criteria.
+    transformers keeps the tokenizer from a `custom_generate`, so stop strings and token healing
+    need `generate`; for stop strings a `StopStringCriteria` among the stopping criteria does too.
 
     transformers also keeps its `streamer` from a `custom_generate`: give it here instead, where it
     gets the prompt and every token. One that only `model.generate` is given gets no token. An

@@ -352,6 +352,8 @@ class Plan:
         rows = decoding.rows
         if self._compiled is not None:
             self._cache.keep_buffers(self._compiled)
+        if self._models is not None:
+            self._models.warn_of_size()
         given = getattr(self._prepared, "_is_user_defined", False)
         hands_cache_over = (
             len(rows) == 1

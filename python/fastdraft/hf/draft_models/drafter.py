@@ -278,6 +278,15 @@ class ModelDrafter:
         for stage in self._stages:
             stage.end(request)
 
+    def warn_of_size(self) -> None:
+        """Warns of models that are bigger than what they draft for, with the cost measured."""
+        for stage in self._stages:
+            c = stage.stats.c
+            if stage.ratio > 1 and c is not None:
+                text = f"the assistant has {stage.ratio:.1f} times the parameters of its target: "
+                text += f"a draft token takes {c:.2f} of a target forward"
+                warnings.warn(text, stacklevel=2)
+
 
 def _parameters(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
