@@ -102,20 +102,6 @@ _PROPHET: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _CPM_ANT = {"hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 16}
-_LINEAR: dict[str, Any] = {
-    **{f"linear_num_{each}_heads": 1 for each in ("key", "value")},
-    **{f"linear_{each}_head_dim": 8 for each in ("key", "value")},
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8),
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "head_dim": 8,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "layer_types": ["linear_attention", "full_attention"],
-}
 # By class: sizes and the reason.
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "OpenAIGPTLMHeadModel": (
@@ -131,15 +117,10 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**_CPM_ANT, "num_hidden_layers": 1, "prompt_length": 4},
         "model must be causal, got CpmAntForCausalLM",
     ),
-    "MambaForCausalLM": (
-        {"hidden_size": 16, "num_hidden_layers": 1},
-        "recurrent state cannot take back",
-    ),
     "T5ForConditionalGeneration": (
         {"d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
         "decoder-only, got the encoder-decoder T5ForConditionalGeneration",
     ),
-    "Qwen3NextForCausalLM": (_LINEAR, "take back a rejected token"),
 }
 
 

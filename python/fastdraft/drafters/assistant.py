@@ -66,6 +66,11 @@ class AssistantModel:
         lookup: DraftConfig | Engine | None = DraftConfig(),  # noqa: B008
     ) -> None:
         require_model(model, name="assistant")
+        if getattr(model, "_is_stateful", False):
+            raise InvalidValueError(
+                f"assistant must keep its state in a key-value cache, got {type(model).__name__}, "
+                "whose recurrent state cannot take back a rejected token"
+            )
         if schedule not in SCHEDULES:
             raise InvalidValueError(
                 f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}"
@@ -138,8 +143,3 @@ def require_model(model: Any, *, name: str = "model") -> None:
         raise InvalidValueError(f"{name} must be a generating model of transformers, got {kind}")
     if getattr(model.config, "is_encoder_decoder", False):
         raise InvalidValueError(f"{name} must be decoder-only, got the encoder-decoder {kind}")
-    if getattr(model, "_is_stateful", False):
-        raise InvalidValueError(
-            f"{name} must keep its state in a key-value cache, got {kind}, "
-            "whose recurrent state cannot take back a rejected token"
-        )

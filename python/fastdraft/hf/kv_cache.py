@@ -34,9 +34,9 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.convolutions import STATE, ConvolutionLayer, convolution_layer, is_convolution
 from fastdraft.hf.device import Transfer, on_device
 from fastdraft.hf.interface import CACHE
+from fastdraft.hf.recurrent import STATE, Beginning, Commits, RecurrentLayer, States
 
 __all__ = ["SHARING", "Frame", "RaggedCache", "RowCache", "RowLayer", "places_after"]
 
@@ -48,6 +48,19 @@ _LEAST_SLACK: Final = 32
 # Layers that use the keys and values of another layer; transformers 5.19 has no entry for them.
 SHARING: tuple[type, ...] = tuple(
     kind for kind in (getattr(cache_utils, "DummyLayer", None),) if kind is not None
+)
+
+
+# Layers that can be told apart by what they hold; a model's own kinds may hold more.
+_KNOWN: tuple[type, ...] = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    *(() if STATE is None else (STATE,)),
+    *(
+        getattr(cache_utils, f"LinearAttentionAnd{each}Layer")
+        for each in ("FullAttention", "SlidingWindowAttention")
+        if STATE is not None and hasattr(cache_utils, f"LinearAttentionAnd{each}Layer")
+    ),
 )
 
 
@@ -236,6 +249,16 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
         return -1
 
 
+class _HybridLayer(RecurrentLayer, _GrowingLayer):  # type: ignore[no-untyped-call]
+    """A layer of attention beside a recurrent one."""
+
+    lazy_initialization = _GrowingLayer.lazy_initialization
+
+    def __init__(self, window: int | None, count: int) -> None:
+        _GrowingLayer.__init__(self, window)
+        RecurrentLayer.__init__(self, count)
+
+
 class RaggedCache(Cache):
     """A cache whose rows have lengths of their own: what `RowCache` and `StaticRowCache` share.
 
@@ -246,10 +269,11 @@ class RaggedCache(Cache):
     """
 
     def __init__(self, *, layers: list[Any], layer_class_to_replicate: Any = None) -> None:
+        # Not the next class in line: a model's own kind of cache makes its layers itself.
         if layer_class_to_replicate is None:
-            super().__init__(layers=layers)
+            Cache.__init__(self, layers=layers)
         else:
-            super().__init__(layer_class_to_replicate=layer_class_to_replicate)
+            Cache.__init__(self, layer_class_to_replicate=layer_class_to_replicate)
             self.layers = layers
         self.frames: dict[int | None, Frame] = {}
         self._windows: dict[int | None, list[Any]] = {}
@@ -266,6 +290,15 @@ class RaggedCache(Cache):
 
     def prepare(self) -> None:
         """Takes what `plan` has sent."""
+
+    @property
+    def commits(self) -> bool:
+        """Whether there are recurrent states, which cannot be cropped."""
+        return False
+
+    def starts(self, lengths: Sequence[int]) -> list[int]:
+        """The token from which each row has to be forwarded, as `Commits.starts`."""
+        return list(lengths)
 
     def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
@@ -300,54 +333,80 @@ class RowCache(RaggedCache):
             `take_over` empties it until `write_back`.
         new_tokens: How many tokens a row grows by at most, once the prompts are in the cache; None
             where that is not known.
-        layer_types: What the model's configuration calls its layers, in which `conv` is a short
-            convolution; None for attention alone.
 
     Raises:
         InvalidValueError: A layer holds state that cannot take back a rejected token.
     """
 
-    def __init__(
-        self,
-        prepared: Cache,
-        *,
-        new_tokens: int | None = None,
-        layer_types: Sequence[str] | None = None,
-    ) -> None:
-        if type(prepared) is not DynamicCache or prepared.offloading:
+    def __init__(self, prepared: Cache, *, new_tokens: int | None = None) -> None:
+        if not isinstance(prepared, DynamicCache) or prepared.offloading:
             offloaded = "offloaded " if getattr(prepared, "offloading", False) else ""
             raise InvalidValueError(
                 f"{CACHE} must be a DynamicCache, got "
                 f"{offloaded}{type(prepared).__name__}; leave cache_implementation unset"
             )
-        # A convolution's layer does not store how long the text is; an attention layer does.
+        # A recurrent layer does not store how long the text is; an attention layer does.
         lengths = [
             layer.get_seq_length() for layer in prepared.layers if isinstance(layer, DynamicLayer)
         ]
-        # A model that repeats layers has more of them than it names: Dory.
-        kinds = dict(enumerate(layer_types or ()))
-        layers: list[Any] = []
-        for index, layer in enumerate(prepared.layers):
-            if lengths and is_convolution(layer, kinds.get(index)):
-                layers.append(convolution_layer(layer, index, lengths[0]))
-            else:
-                layers.append(_row_layer(layer, index))
+        layers = [
+            _row_layer(layer, index, max(lengths, default=0))
+            for index, layer in enumerate(prepared.layers)
+        ]
         adds_layers = prepared.layer_class_to_replicate is not None
         super().__init__(
             layers=layers, layer_class_to_replicate=_GrowingLayer if adds_layers else None
         )
-        self._convolutions = [each for each in layers if isinstance(each, ConvolutionLayer)]
+        self._recurrent = [each for each in layers if isinstance(each, RecurrentLayer)]
+        self._states: list[States] = [each.states for each in self._recurrent]
+        self._own: list[str] = []
+        if type(prepared) is not DynamicCache:
+            # A model's own kind of cache, which holds states in lists beside the layers.
+            for name in vars(prepared).keys() - vars(DynamicCache()).keys():
+                if isinstance(value := getattr(prepared, name), list):
+                    setattr(self, name, list(value))
+                    self._states.append(States(getattr(self, name)))
+                    self._own.append(name)
+        self._commits = Commits()
+        self._beginning: Beginning | None = None
         self._prepared = prepared
         self._new_tokens = new_tokens
         self._most: int | None = None
+
+    @classmethod
+    def of(cls, prepared: Cache, **options: Any) -> RowCache:
+        """The cache of rows, of the prepared one's class too where a model asks for that."""
+        if not isinstance(prepared, DynamicCache) or type(prepared) is DynamicCache:
+            return cls(prepared, **options)
+        kind: type[RowCache] = type(cls.__name__, (cls, type(prepared)), {})
+        return kind(prepared, **options)
+
+    @property
+    def has_recurrent_layers(self) -> bool:
+        return bool(self._states)
+
+    @property
+    def commits(self) -> bool:
+        return any(self._states)
+
+    def starts(self, lengths: Sequence[int]) -> list[int]:
+        return self._commits.starts(lengths) if self.commits else list(lengths)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the longest row, which not every layer counts."""
+        if layer_idx == 0:
+            recurrent = (max(layer.seen.values()) for layer in self._recurrent)
+            attending = (each.length for each in self.layers if isinstance(each, _GrowingLayer))
+            return max([*recurrent, *attending], default=0)
+        return int(super().get_seq_length(layer_idx))
 
     def take_over(self) -> None:
         """Leaves the tokens of the prepared cache to this one alone."""
         for layer in self._prepared.layers:
             if isinstance(layer, DynamicLayer):
                 _empty(layer)
-            elif STATE is not None and isinstance(layer, STATE):
-                layer.reset()
+            if _is_recurrent(layer):
+                STATE.reset(layer)
 
     def plan(
         self,
@@ -355,12 +414,14 @@ class RowCache(RaggedCache):
         lengths: Sequence[int],
         width: int,
         floors: Sequence[int] | None = None,
+        counts: Sequence[int] | None = None,
     ) -> None:
         """Plans the next forward: it writes `width` tokens, of row b from token lengths[b] on.
 
         Args:
             transfer: Takes the numbers that have to be on the device.
             floors: No forward from the next one on begins before these; `None` for `lengths`.
+            counts: How many of the tokens of each row are no padding; `None` for all.
         """
         if self._new_tokens is not None and self._most is None:
             self._most = max(lengths) + self._new_tokens
@@ -377,8 +438,18 @@ class RowCache(RaggedCache):
             for layer in layers:
                 layer.plan = plan
                 layer.length = max(lengths)
-        for state in self._convolutions:
-            state.prepare(lengths, floors or lengths)
+        for layer in self._recurrent:
+            layer.prepare_states(lengths, floors or lengths)
+        self._beginning = None
+        if self.commits:
+            self._beginning = self._commits.plan(
+                transfer, lengths, counts or [width] * len(lengths), width, floors or lengths
+            )
+
+    def prepare(self) -> None:
+        if self._beginning is not None:
+            for states in self._states:
+                states.begin(self._beginning)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops all rows but `slots` and moves these to the front. Copies only rows that move.
@@ -390,21 +461,25 @@ class RowCache(RaggedCache):
         for layers in self.by_window().values():
             for layer in layers:
                 layer.keep(slots)
-        for state in self._convolutions:
-            state.keep(slots)
+        for recurrent in self._recurrent:
+            recurrent.keep_states(slots)
+        for states in self._states:
+            states.keep(slots)
+        self._commits.keep(slots)
 
     def write_back(self, cache: DynamicCache, length: int) -> None:
         """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it.
 
         Layer after layer, and without them this cache is of no use any more.
         """
+        for name in self._own:
+            setattr(cache, name, getattr(self, name))
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, ConvolutionLayer):
-                layer.write_back(cache.layers[index], length)
-                continue
+            if isinstance(layer, RecurrentLayer):
+                layer.write_states(cache.layers[index], length)
             if not isinstance(layer, _GrowingLayer) or not layer.buffers:
                 continue
-            if index == len(cache.layers):
+            while index >= len(cache.layers):
                 made: Any = (
                     DynamicLayer()  # type: ignore[no-untyped-call]
                     if layer.window is None
@@ -431,16 +506,30 @@ def places_after(ended: Sequence[bool]) -> list[int]:
     return [late.pop() if ended[slot] else slot for slot in range(len(staying))]
 
 
-def _row_layer(layer: Any, index: int) -> Any:
+def _is_recurrent(layer: Any) -> bool:
+    return STATE is not None and isinstance(layer, STATE)
+
+
+def _row_layer(layer: Any, index: int, length: int) -> Any:
+    """The layer of a cache of `length` tokens, as a layer whose rows have lengths of their own."""
     if isinstance(layer, SHARING):
         return layer
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+    if type(layer) not in _KNOWN:
         raise InvalidValueError(
             "model must have a state that can take back a rejected token, "
             f"got layer {index} with {type(layer).__name__}"
         )
     window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-    row_layer = _GrowingLayer(window)
+    attends = isinstance(layer, DynamicLayer)
+    row_layer: Any
+    if attends and not _is_recurrent(layer):
+        row_layer = _GrowingLayer(window)
+    else:
+        count = layer.number_of_states
+        row_layer = _HybridLayer(window, count) if attends else RecurrentLayer(count)
+        row_layer.read_states(layer, index, length)
+        if not attends:
+            return row_layer
     seen = layer.get_seq_length()
     if seen:
         held = layer.keys.shape[-2]

@@ -34,6 +34,10 @@ __all__ = ["Decoding"]
 
 # Where a draft token costs more than this part of a step, drafts from logits lose on some text.
 _CHEAP = 0.005
+# Tokens that a step may draft, and the last one of the text.
+_WIDEST = 65
+# With more pending tokens a step has no draft: then recurrent layers commit.
+_MOST_PENDING = 8
 _LIKELIEST = 8
 
 
@@ -100,24 +104,36 @@ class Decoding:
     def _step(self) -> None:
         rows = self._running
         batch = self.target.rows_in_forward(len(rows))
-        seconds, widths = self.cost.best_widths(batch)
-        drafts = self._propose(seconds)
+        indices, cached = [row.index for row in rows], [row.cached for row in rows]
+        starts = self.target.starts(cached)
+        # Tokens in front of the last one that recurrent layers have to be given again.
+        pending = self._texts(starts, cached)
+        behind = max(map(len, pending))
+        seconds, widths = self.cost.best_widths(batch, _WIDEST + behind)
+        drafts = self._propose(seconds[behind:], behind)
         longest = drafts.longest
-        # A wider forward can be the faster one; its further tokens are padding.
-        width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
+        tokens = [
+            [*front, row.last_token, *draft]
+            for front, row, draft in zip(pending, rows, drafts.by_row, strict=True)
+        ]
+        width = needed = max(map(len, tokens))
+        # A wider forward can be the faster one; its further tokens are padding, which a recurrent
+        # state would take for text.
+        if needed < len(widths) and longest > 0 and not self.target.commits:
+            width = int(widths[longest])
         if self.target.first_positions is None:
             # Padding takes places of its own.
             width = min(width, *(1 + row.room for row in rows))
-        width = max(width, longest + 1)
+        width = max(width, needed)
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
-        indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
-            [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row, strict=True)],
+            tokens,
             rows=indices,
-            cached=cached,
+            cached=starts,
             width=width,
+            wanted=[1 + len(draft) for draft in drafts.by_row] if behind else None,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
         choice = self._choose(logits, drafts)
@@ -127,13 +143,33 @@ class Decoding:
             self.cost.observe(batch, width, step_latency.clock() - started)
         self._conclude(choice)
 
-    def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
-        """The drafts of the next step, given the seconds of a forward by the tokens a row."""
+    def _texts(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
+        """The tokens of the running rows that stand in these columns of the cache."""
+        texts = []
+        for row, start, end in zip(self._running, starts, ends, strict=True):
+            # Prompts given as embeddings are no columns of the text.
+            before = row.columns - self._columns
+            texts.append(self.text[row.index, start - before : end - before].tolist())
+        return texts
+
+    def settle(self) -> None:
+        """Brings the cache of a single row to the end of its text, but for the last token."""
+        (row,) = self._running = self.rows
+        starts = self.target.starts([row.cached])
+        pending = self._texts(starts, [row.cached])
+        if pending[0]:
+            self.target.forward(pending, rows=[row.index], cached=starts, wanted=[1])
+
+    def _propose(self, seconds: NDArray[np.float64], pending: int) -> FlatDrafts:
+        """The drafts of the next step, given the seconds of a forward by the tokens a row.
+
+        The forward has so many pending tokens a row, besides.
+        """
         rows = self._running
         most = UNLIMITED if self.target.widths is None else self.target.widths[-1] - 1
         weighs_cost = getattr(self.drafter, "weighs_cost", True)
         in_forward = self.target.rows_in_forward(len(rows))
-        if weighs_cost and self.cost.wants_plain_step(in_forward):
+        if pending > _MOST_PENDING or (weighs_cost and self.cost.wants_plain_step(in_forward)):
             most = 0
         # The step emits one token more than it drafts.
         longest = UNLIMITED if self.criteria.max_length is None else self.criteria.max_length - 1

@@ -24,6 +24,9 @@ __all__ = ["Masks"]
 
 # Of layers whose masks are made here.
 _KINDS: Final = ("full_attention", "sliding_attention")
+# Of layers that take no mask: their states, or nothing at all, stand for what is before a token.
+_WITHOUT: Final = ("conv", "linear_attention", "mlp", "moe")
+_HYBRID: Final = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
 _Sent = Callable[[], torch.Tensor]
@@ -60,10 +63,15 @@ class Masks:
         layer_types = getattr(config, "layer_types", None) or getattr(
             config, "attention_layers", None
         )
-        # Convolutions take no mask of these; of a tree's tokens they would see other branches.
-        self._has_convolutions = "conv" in (layer_types or ())
+        named = set(layer_types or ())
+        # Of a tree's tokens a state would hold other branches too.
+        self._has_states = any(
+            name in ("conv", "linear_attention") or name.startswith("hybrid") for name in named
+        )
+        self._without = sorted(named.intersection(_WITHOUT))
         if layer_types is not None:
-            kinds = sorted(set(layer_types) - {"conv"})
+            # A hybrid layer is an attention layer, too.
+            kinds = sorted({_HYBRID.get(name, name) for name in named} - set(_WITHOUT))
         elif window is not None:
             kinds = ["sliding_attention"]
         elif getattr(config, "attention_chunk_size", None) is not None:
@@ -101,7 +109,7 @@ class Masks:
     @property
     def takes_trees(self) -> bool:
         """Whether the model's layers take the masks of trees."""
-        return self.needed is None and not self._has_convolutions
+        return self.needed is None and not self._has_states
 
     def plan(
         self,
@@ -130,7 +138,7 @@ class Masks:
             when the model's own mask is right.
         """
         needs_none = not self._is_fixed and trees is None and self.visible is None
-        if needs_none and _are_alike(lengths, frames):
+        if not self._windows or (needs_none and _are_alike(lengths, frames)):
             return None
         width = depths.shape[1]
         starts = np.array(lengths)[:, None]
@@ -201,9 +209,7 @@ class Masks:
         if len(masks) == 1:
             return masks[0]
         of_kinds: dict[str, Any] = dict(zip(self._windows, masks, strict=True))
-        if self._has_convolutions:
-            of_kinds["conv"] = None
-        return of_kinds
+        return of_kinds | dict.fromkeys(self._without)
 
 
 def _are_alike(lengths: Sequence[int], frames: Mapping[int | None, Frame]) -> bool:

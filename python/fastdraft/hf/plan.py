@@ -29,7 +29,13 @@ from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
-from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported, require_verifying
+from fastdraft.hf.probe import Question, ask
+from fastdraft.hf.requirements import (
+    IMAGE_INPUTS,
+    own_cache,
+    require_supported,
+    require_verifying,
+)
 from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
 from fastdraft.hf.static import (
     StaticModel,
@@ -145,6 +151,8 @@ class Plan:
         asked: Speculation,
     ) -> None:
         rows = input_ids.shape[0]
+        if model_kwargs.get(CACHE) is None and config.use_cache:
+            model_kwargs[CACHE] = own_cache(model, input_ids)
         require_supported(
             model,
             config,
@@ -183,11 +191,25 @@ class Plan:
         require_verifying(
             model,
             prepared=self._prepared,
-            max_length=config.max_length + self._prepared.get_seq_length(),
+            max_length=config.max_length + self._cache.get_seq_length(),
             position_ids=model_kwargs.get("position_ids"),
             kwargs=self._kwargs,
             device=device_of(model, input_ids.device),
         )
+        self._ask(rows)
+
+    def _ask(self, rows: int) -> None:
+        """Refuses a model whose forwards cannot verify drafts."""
+        if not getattr(self._cache, "has_recurrent_layers", False):
+            return
+        problem = ask(
+            self._model,
+            Question(rows=min(rows, 2)),
+            cache=type(self._prepared).__name__,
+            decode=partial(_decode, self._model),
+        )
+        if problem is not None:
+            raise unfit(f"{type(self._model).__name__} cannot verify drafts: {problem}")
 
     def _choose_cache(self) -> None:
         """The cache of the rows, what runs the steps on it, and what their times are kept for."""
@@ -210,12 +232,7 @@ class Plan:
             )
         else:
             new_tokens = config.max_length - self._input_ids.shape[1]
-            text_config = model.config.get_text_config(decoder=True)
-            self._cache = RowCache(
-                prepared,
-                new_tokens=new_tokens,
-                layer_types=getattr(text_config, "layer_types", None),
-            )
+            self._cache = RowCache.of(prepared, new_tokens=new_tokens)
 
     def _choose_drafter(self) -> None:
         """The drafter, and itself if it runs models."""
@@ -361,6 +378,7 @@ class Plan:
             and not isinstance(self._cache, StaticRowCache)
         )
         if hands_cache_over:
+            decoding.settle()
             self._cache.write_back(self._prepared, rows[0].cached)
         row_stats = [row.stats for row in rows if row.stats is not None]
         fields: dict[str, Any] = {
@@ -379,6 +397,22 @@ class Plan:
             for name in ("logprobs", "raw_logprobs"):
                 fields[name] = [torch.tensor(getattr(row, name), device="cpu") for row in rows]
         return SpeculativeOutput(**fields)
+
+
+def _decode(model: Any, drafter: Any, **options: Any) -> Any:
+    """As `generate` with this drafter."""
+    speculation = Speculation(
+        drafter=drafter,
+        prediction=None,
+        templates=None,
+        read_only=None,
+        seed=None,
+        generator=None,
+        tokenizer=None,
+        streamer=None,
+        logprobs=False,
+    )
+    return type(model).generate(model, custom_generate=speculation, **options)
 
 
 def _engine(model: Any, config: DraftConfig) -> Engine:

@@ -17,6 +17,7 @@ from fastdraft.hf.interface import CACHE, unfit
 
 __all__ = [
     "IMAGE_INPUTS",
+    "own_cache",
     "require_mode",
     "require_supported",
     "require_verifying",
@@ -101,11 +102,21 @@ def require_supported(
     if getattr(cache, "_is_user_defined", False):
         # Rows of unequal length do not fit into it.
         raise InvalidValueError(f"{CACHE} is taken for a batch of 1 row, got {rows} rows")
-    if model_kwargs.get("position_ids") is None:
+    if model_kwargs.get("position_ids") is None and not all(cache.is_linear or [False]):
         # It places tokens by the cache's length, which is that of the longest row.
         raise InvalidValueError(
             f"a batch needs a model that takes position_ids, got {type(model).__name__}"
         )
+
+
+def own_cache(model: Any, input_ids: torch.Tensor) -> Cache | None:
+    """A cache of the kind that the model makes itself, where `generate` makes none."""
+    if CACHE not in inspect.signature(model.forward).parameters:
+        return None
+    with torch.no_grad():
+        output = model(input_ids[:1, -1:], use_cache=True, return_dict=True)
+    made = getattr(output, CACHE, None)
+    return type(made)() if isinstance(made, DynamicCache) else None
 
 
 def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
@@ -218,7 +229,7 @@ def require_verifying(
             "model must keep its keys and values in the cache that it is given, got "
             f"{type(model).__name__}, which does not"
         )
-    cache = DynamicCache()
+    cache = type(prepared)() if isinstance(prepared, DynamicCache) else DynamicCache()
     ids = torch.ones((1, 2), dtype=torch.int64, device=device)
     options = dict(kwargs)
     if position_ids is not None:

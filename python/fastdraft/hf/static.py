@@ -208,6 +208,7 @@ class StaticRowCache(RaggedCache):
         lengths: Sequence[int],
         width: int,
         floors: Sequence[int] | None = None,
+        counts: Sequence[int] | None = None,
     ) -> None:
         """As `RowCache.plan`."""
         starts = np.array(lengths)

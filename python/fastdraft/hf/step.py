@@ -90,6 +90,10 @@ class CachedModel:
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             input_ids, **{CACHE: self.cache}, **kwargs
         )
+        for name in _CHANGING:
+            # Some models put their own number of logits here, or drop positions.
+            if kwargs.get(name) is not None:
+                inputs[name] = kwargs[name]
         if self._known_inputs is not None:
             given = {CACHE: self.cache, **kwargs}
             passed_on = all(inputs.get(name) is given.get(name) for name in _PASSED_ON)
@@ -109,6 +113,15 @@ class CachedModel:
     def rows_in_forward(self, running: int) -> int:
         """How many rows a forward has where so many have not ended."""
         return running
+
+    @property
+    def commits(self) -> bool:
+        """As `RowCache.commits`."""
+        return self.cache.commits  # type: ignore[no-any-return]
+
+    def starts(self, cached: Sequence[int]) -> list[int]:
+        """The token from which each row has to be forwarded, as `RowCache.starts`."""
+        return self.cache.starts(cached)  # type: ignore[no-any-return]
 
     def is_warm(self, width: int) -> bool:
         """Whether the time of a forward of this width says what it costs."""
@@ -155,7 +168,14 @@ class CachedModel:
             columns = np.flatnonzero(used.any(0))
             used = used[:, columns]
         logits = self._run(
-            input_ids, depths, rows=rows, cached=cached, trees=trees, floors=floors, columns=columns
+            input_ids,
+            depths,
+            rows=rows,
+            cached=cached,
+            trees=trees,
+            floors=floors,
+            columns=columns,
+            counts=list(map(len, tokens)),
         )
         flat = logits.flatten(0, 1)
         if used is not None or len(rows) < logits.shape[0]:
@@ -178,6 +198,7 @@ class CachedModel:
         trees: NDArray[np.bool_] | None,
         floors: Sequence[int] | None = None,
         columns: NDArray[np.int64] | None = None,
+        counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """One forward: the logits (rows, width, vocabulary), or of some columns.
 
@@ -189,7 +210,7 @@ class CachedModel:
         width = input_ids.shape[1]
         transfer = Transfer()
         ids = transfer.add(input_ids)
-        self.cache.plan(transfer, cached, width, floors)
+        self.cache.plan(transfer, cached, width, floors, counts)
         mask = self.masks.plan(
             transfer, rows, cached, depths, frames=self.cache.frames, trees=trees
         )

@@ -135,9 +135,7 @@ class Stage:
         origin = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
         self._model = CachedModel(
             model,
-            cache=RowCache(
-                DynamicCache(config=config), layer_types=getattr(config, "layer_types", None)
-            ),
+            cache=RowCache(DynamicCache(config=config)),
             masks=Masks(model, visible=None, rows=rows),
             first_positions=origin if takes_positions else None,
             kwargs=kwargs,

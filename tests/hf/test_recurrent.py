@@ -1,0 +1,357 @@
+"""Models with recurrent layers: rejected tokens leave no trace in states that cannot be cropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache
+from transformers.cache_utils import Cache
+
+from assistants import bent, constant
+from distributions import assert_distribution
+from fastdraft import Datastore, DraftConfig, Engine, hf
+from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
+from hf_models import (
+    EOS,
+    PAD,
+    VOCABULARY,
+    Generous,
+    OfRows,
+    Silent,
+    assert_decodes,
+    assert_goes_on,
+    assert_same_tokens,
+    drawn,
+    edited,
+    plain_tokens,
+    repetitive_batch,
+    tiny_model,
+)
+from recurrent_models import FAMILIES, WRONG, recurrent_model
+from tiny_tokenizer import tiny_tokenizer
+from watches import Recorder, counted_forwards
+
+pytestmark = pytest.mark.slow
+
+if not hasattr(Cache, "is_recording_past"):
+    pytest.skip("needs transformers 5.21", allow_module_level=True)
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": None}
+DICT = {"return_dict_in_generate": True, "do_sample": False}
+PROMPT = 30
+
+
+def _model(family: str, **changes: Any) -> Any:
+    kinds = ["conv", "full_attention", "conv", "full_attention"]
+    special: dict[str, Any] = {"layer_types": kinds, "conv_L_cache": 3}
+    if family == "lfm2_moe":
+        special |= {
+            "moe_intermediate_size": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "num_dense_layers": 1,
+        }
+    config = transformers.AutoConfig.for_model(
+        family,
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=EOS,
+        bos_token_id=EOS,
+        pad_token_id=PAD,
+        **special | changes,
+    )
+    config._experts_implementation = "eager"  # the others take no double precision
+    # In double precision no processor's rounding of wide and narrow forwards decides a test.
+    return drawn(transformers.AutoModelForCausalLM.from_config, config).double()
+
+
+def _assert_logits(plain: Any, ours: Any, *, columns: int, end: int | None) -> None:
+    """Each token was chosen from plain decoding's logits, while the text was the same.
+
+    Tokens may be equal by luck where a state is wrong: it changes logits by a tenth and more.
+    """
+    for row, (expected, said) in enumerate(zip(plain.sequences, ours.sequences, strict=True)):
+        for step, (own, other) in enumerate(zip(plain.logits, ours.logits, strict=True)):
+            largest = float(own[row].abs().max())
+            assert float((own[row] - other[row]).abs().max()) < 2e-3 * largest, (row, step)
+            token = int(said[columns + step])
+            if token == end or token != expected[columns + step]:
+                break
+
+
+LOGITS: dict[str, Any] = {
+    "do_sample": False,
+    "return_dict_in_generate": True,
+    "output_logits": True,
+}
+
+
+def _decoded(model: Any, inputs: dict[str, torch.Tensor], every: int = 7, **options: Any) -> Any:
+    """What was decoded with drafts right and wrong in turn, compared with plain decoding."""
+    options = {**OPTIONS, **LOGITS, **options}
+    plain = model.generate(**inputs, **options)
+    columns = inputs["input_ids"].shape[1]
+    prediction = [
+        edited(line, every=every, row=row) for row, line in enumerate(plain.sequences[:, columns:])
+    ]
+    ours = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=prediction)
+    _assert_logits(plain, ours, columns=columns, end=options["eos_token_id"])
+    assert 0 < ours.stats.accepted < ours.stats.drafted
+    return ours
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_row(family: str) -> None:
+    model, inputs = recurrent_model(family), repetitive_batch(1)
+    with counted_forwards(model) as widths:
+        ours = _decoded(model, inputs)
+    # No forward is made for a state, but one for the cache that is handed over in the end.
+    made = widths[::-1].index(PROMPT) + 1
+    assert made <= ours.stats.steps + 1
+    assert ours.stats.steps < OPTIONS["max_new_tokens"] * 3 / 4
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_unequal_length(family: str) -> None:
+    _decoded(recurrent_model(family), repetitive_batch(3))
+
+
+def test_rows_of_equal_length() -> None:
+    inputs = {name: each.repeat(3, 1) for name, each in repetitive_batch(1).items()}
+    model = recurrent_model("Qwen3_5")
+    ours = _decoded(model, inputs)
+    assert ours.stats.mean_accepted_tokens > 1.5
+
+
+@pytest.mark.parametrize("family", WRONG)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_transformers_continues_wrongly_is_refused(family: str, rows: int) -> None:
+    model = recurrent_model(family)
+    message = "several tokens .*in one forward must have the logits of plain decoding"
+    with counted_forwards(model) as widths, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(rows), **OPTIONS)
+    assert PROMPT not in widths
+    with counted_forwards(model) as widths, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(rows), **OPTIONS)
+    assert not widths  # the answer is kept
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Any:
+    return recurrent_model("Qwen3_5")
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_recurrent_rows_that_end_leave(qwen: Any, rows: int) -> None:
+    inputs = repetitive_batch(rows)
+    said = plain_tokens(qwen, inputs, **OPTIONS)[:, PROMPT:]
+    end = int(said[0, 24])
+    _decoded(qwen, inputs, eos_token_id=end, pad_token_id=PAD)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 4},
+        {"logits_processor": transformers.LogitsProcessorList([OfRows()])},
+    ],
+    ids=["known", "along the path"],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_processors_over_recurrent_layers(qwen: Any, rows: int, options: dict[str, Any]) -> None:
+    _decoded(qwen, repetitive_batch(rows), every=5, **options)
+
+
+def test_stop_strings_and_a_streamer(qwen: Any) -> None:
+    tokenizer, inputs = tiny_tokenizer(), repetitive_batch(1)
+    said = plain_tokens(qwen, inputs, **OPTIONS)[0, PROMPT:]
+    stop = tokenizer.decode(said[20:22])
+    options = {**OPTIONS, "do_sample": False, "stop_strings": [stop], "tokenizer": tokenizer}
+    expected = qwen.generate(**inputs, **options)
+    streamer = Recorder()
+    prediction = edited(said, every=7)
+    output = hf.generate(
+        qwen, **inputs, **options, drafter=Generous(), prediction=prediction, streamer=streamer
+    )
+    assert torch.equal(output.sequences, expected)
+    assert [token for (token,) in streamer.calls[1:-1]] == expected[0, PROMPT:].tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_draft_models_for_recurrent_targets(qwen: Any, rows: int) -> None:
+    dense = tiny_model("llama")
+    output = hf.generate(
+        qwen, **repetitive_batch(rows), **OPTIONS, do_sample=False, drafter=constant(dense)
+    )
+    expected = plain_tokens(qwen, repetitive_batch(rows), **OPTIONS)
+    mask = repetitive_batch(rows)["attention_mask"]
+    assert_same_tokens(qwen, expected, output.sequences, attention_mask=mask)
+    assert output.stats.drafted > 0
+
+
+def test_a_datastore_of_recurrent_text(qwen: Any) -> None:
+    engine = Engine(DraftConfig(token_cost=0.001), datastores=[Datastore(max_bytes=1 << 20)])
+    inputs = repetitive_batch(1)
+    first, second = (
+        hf.generate(qwen, **inputs, **OPTIONS, do_sample=False, drafter=engine) for _ in range(2)
+    )
+    assert torch.equal(first.sequences, second.sequences)
+    assert second.stats.steps < first.stats.steps
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_seeds_give_the_same_samples_over_recurrent_layers(qwen: Any, rows: int) -> None:
+    options = {**OPTIONS, "do_sample": True, "top_k": 0, "seed": 5}
+    plain = hf.generate(qwen, **repetitive_batch(rows), **options, drafter=Silent())
+    prediction = [edited(line, every=5, row=at) for at, line in enumerate(plain.sequences[:, 30:])]
+    drafted = hf.generate(
+        qwen, **repetitive_batch(rows), **options, drafter=Generous(), prediction=prediction
+    )
+    assert torch.equal(drafted.sequences, plain.sequences)
+    assert 0 < drafted.stats.accepted < drafted.stats.drafted
+
+
+def test_samples_of_a_recurrent_model_have_its_distribution() -> None:
+    model = recurrent_model("Mamba2")
+    prompt = repetitive_batch(1)["input_ids"][:, :12].repeat(1000, 1)
+    options: dict[str, Any] = {**OPTIONS, "max_new_tokens": 8, "do_sample": True, "top_k": 0}
+    guess = plain_tokens(model, {"input_ids": prompt[:1]}, **{**OPTIONS, "max_new_tokens": 8})
+    output = hf.generate(
+        model,
+        prompt,
+        **options,
+        seed=3,
+        drafter=Generous(),
+        prediction=guess[0, 12:].tolist(),
+    )
+    assert output.stats.drafted > output.stats.accepted > 0
+    assert_distribution(model, output.sequences, prompt=12, processors=[])
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each != "Mamba2"])
+def test_a_recurrent_cache_is_handed_over_and_goes_on(family: str) -> None:
+    model, inputs = recurrent_model(family), repetitive_batch(1)
+    said = plain_tokens(model, inputs, **OPTIONS)[0, PROMPT:].tolist()
+    # It ends within an accepted draft: the cache has to be brought to its end.
+    end = max(said, key=said.index)
+    first = _decoded(model, inputs, every=5, eos_token_id=end, pad_token_id=PAD)
+    assert_goes_on(model, first, inputs)
+
+
+def test_a_cache_that_recorded_its_past_goes_on_with_recurrent_layers(qwen: Any) -> None:
+    inputs = repetitive_batch(1)
+    cache = DynamicCache(config=qwen.config)
+    cache.activate_past_recording()
+    qwen(inputs["input_ids"][:, :20], **{CACHE: cache})
+    assert_decodes(qwen, inputs, every=7, ours={CACHE: cache}, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return _model("lfm2")
+
+
+_WINDOWS: dict[str, Any] = {
+    "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+    "conv_L_cache": 7,
+    "sliding_window": 11,
+    "head_dim": 8,
+}
+_SHORT = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2).long()}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "inputs", "drafts"),
+    [
+        ("lfm2", {}, repetitive_batch(1), "predicted"),
+        ("lfm2", {}, repetitive_batch(3), "trees"),  # which are verified as chains
+        ("lfm2_moe", {}, repetitive_batch(3), "predicted"),
+        ("lfm2", {"conv_L_cache": 1}, repetitive_batch(3), "predicted"),
+        ("lfm2", {"conv_L_cache": 7}, repetitive_batch(3), "predicted"),
+        ("lfm2", {"conv_L_cache": 7}, _SHORT, "predicted"),
+        ("lfm3", _WINDOWS, repetitive_batch(1), "predicted"),
+        ("lfm3", _WINDOWS, repetitive_batch(3), "predicted"),
+    ],
+)
+def test_tokens_are_those_of_generate(
+    family: str, changes: dict[str, Any], inputs: dict[str, torch.Tensor], drafts: str
+) -> None:
+    if family == "lfm3" and not hasattr(transformers, "Lfm3Config"):
+        pytest.skip("needs a newer transformers")
+    model = _model(family, **changes)
+    stats = assert_decodes(model, inputs, drafts, every=7, exact=True, **OPTIONS).output.stats
+    assert 0 < stats.accepted < stats.drafted
+
+
+def test_rows_that_end_leave(model: Any) -> None:
+    inputs = repetitive_batch(3)
+    longest = plain_tokens(model, inputs, **OPTIONS)
+    # The end token appears in the rows at different places.
+    options = {**OPTIONS, "eos_token_id": int(longest[0, PROMPT + 9]), "pad_token_id": PAD}
+    ours = {
+        "prediction": [edited(line, every=7, row=at) for at, line in enumerate(longest[:, 30:])]
+    }
+    assert_decodes(model, inputs, ours=ours, exact=True, **options)
+
+
+def test_a_cache_is_handed_over_with_its_state(model: Any) -> None:
+    inputs = repetitive_batch(1)
+    plain = model.generate(**inputs, **OPTIONS, **DICT)
+    first = assert_decodes(model, inputs, every=7, ours=DICT, exact=True, **OPTIONS).output
+    for ours, theirs in zip(first[CACHE].layers[::2], plain[CACHE].layers[::2], strict=True):
+        torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
+    assert_goes_on(model, first, inputs)
+
+
+def test_a_cache_that_recorded_its_past_goes_on(model: Any) -> None:
+    inputs = repetitive_batch(1)
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    # Such a cache holds the inputs of all 20 tokens; the convolution needs the last three.
+    model(inputs["input_ids"][:, :20], **{CACHE: cache})
+    assert_decodes(model, inputs, every=7, ours={CACHE: cache}, exact=True, **OPTIONS)
+    plain = model.generate(**inputs, **OPTIONS, **DICT)
+    for ours, theirs in zip(cache.layers[::2], plain[CACHE].layers[::2], strict=True):
+        torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
+
+
+def test_a_cache_without_the_inputs_is_refused(model: Any) -> None:
+    cache = DynamicCache(config=model.config)
+    inputs = repetitive_batch(1)
+    model(inputs["input_ids"][:, :20], **{CACHE: cache})
+    cache.layers[2].reset()
+    with pytest.raises(InvalidValueError, match="states of its 20 tokens, got layer 2 without"):
+        hf.generate(model, **inputs, **OPTIONS, **{CACHE: cache})
+
+
+# The larger one agrees with the target always, or hardly ever; the smaller one with the larger one.
+@pytest.mark.parametrize(("small", "large", "rows"), [(0.3, 0.0, 3), (0.0, 0.3, 3), (0.3, 0.3, 1)])
+def test_draft_models_with_convolutions(rows: int, small: float, large: float) -> None:
+    model = _model("lfm2")
+    drafter: Any = Staged(
+        [
+            AssistantModel(bent(model, by=small, seed=2), schedule="constant", num_tokens=3),
+            AssistantModel(bent(model, by=large), schedule="constant", num_tokens=5),
+        ]
+    )
+    stats = assert_decodes(
+        model, repetitive_batch(rows), drafter, exact=True, **OPTIONS
+    ).output.stats
+    assert stats.accepted < stats.drafted if large else stats.accepted > 0
+
+
+def test_a_static_cache_is_refused(model: Any) -> None:
+    message = "a static cache needs layers of"
+    with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(1), **OPTIONS, cache_implementation="static")
+    assert not forwards
