@@ -24,12 +24,13 @@ import pytest
 
 # Of the time: decoding is slow, and most of what must hold. And the cases of the test suite.
 PARTS = {
-    "decoding": (0.54, 4),
+    "decoding": (0.52, 4),
     "properties": (0.08, 0),  # they are in the test suite
     "sharing": (0.06, 2),
     "memory": (0.06, 7),
     "faults": (0.06, 3),
     "restarts": (0.02, 1),
+    "chaos": (0.02, 1),
     "fuzzing": (0.18, 0),  # needs Clang
 }
 # After as many seconds a case counts as hung. On a busy machine a sound one may take any number.

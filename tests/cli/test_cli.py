@@ -220,14 +220,14 @@ def test_shells_complete_commands() -> None:
     environment = {
         **os.environ,
         line: "bash_complete",
-        "COMP_WORDS": "fastdraft re",
+        "COMP_WORDS": "fastdraft de",
         "COMP_CWORD": "1",
     }
     done = subprocess.run(
         [sys.executable, "-c", "from fastdraft.cli import main; main()"],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
-    assert done.stdout == "plain,record\nplain,replay\n"
+    assert done.stdout == "plain,demo\n"
 
 
 @pytest.mark.parametrize(

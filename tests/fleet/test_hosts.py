@@ -10,11 +10,10 @@ import pytest
 from fastdraft import Memory
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import InvalidValueError
-from fastdraft.fleet import groups
-from fastdraft.fleet.objects import Objects
+from fastdraft.fleet import Objects
 from fastdraft.serving.host import Target, share
 from fastdraft.serving.sglang import Corpus
-from fleets import KEY
+from fleets import KEY, contents
 
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}, "merges": []}}'
 
@@ -28,8 +27,7 @@ def test_sglang_shares_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert corpus.replica is not None
         corpus.memory.of("t")[0].add([1, 2, 3])
         assert corpus.replica.refresh()
-    [published] = groups(Objects(str(tmp_path / "fleet")), KEY)
-    assert len(published.texts()) == 2
+    assert len(contents(str(tmp_path / "fleet"))) == 2
     for corpus in corpora:
         assert corpus.replica is not None
         corpus.replica.close()
@@ -57,6 +55,6 @@ def test_models_with_the_same_tokenizer_share(
         assert replica.refresh()
         found.add(fingerprint(folder))
         replica.close()
-    assert len(found) == 2 and len(groups(Objects(url), KEY)) == 2
+    assert len(found) == 2 and len(Objects(url, KEY).ls()) == 2
     # One that is nowhere has no fingerprint.
     share(Memory(1 << 20), url, Target("model", "none/such")).close()

@@ -8,10 +8,9 @@ import zlib
 from typing import Any
 
 from fastdraft import Datastore, Memory
-from fastdraft.fleet import Published, Replica, groups
-from fastdraft.fleet.objects import Objects
+from fastdraft.fleet import Objects, Replica
 
-__all__ = ["KEY", "contents", "holds", "join", "only", "read", "say", "texts"]
+__all__ = ["KEY", "contents", "folder_of", "holds", "join", "read", "say", "texts"]
 
 KEY = b"an operator's key"
 
@@ -21,9 +20,9 @@ def join(url: str, **options: Any) -> Replica:
     options = {"key": KEY, "model": "model", "interval": 3600, **options}
     max_bytes = options.pop("memory_bytes", 8 << 20)
     replica = Replica(Memory(max_bytes), url, **options)
-    # Its thread begins with one: two at once would wait for each other.
-    with replica._turn:
-        return replica
+    # Its thread begins with a look: two at once would wait for each other.
+    assert replica.refresh() or replica.faults
+    return replica
 
 
 def say(replica: Replica, namespace: Any, tokens: list[int]) -> None:
@@ -37,12 +36,6 @@ def read(replica: Replica, namespace: Any) -> list[list[int]]:
     return texts(replica.find([namespace]))
 
 
-def only(url: str) -> Published:
-    """What is published of the one model."""
-    [published] = groups(Objects(url), KEY)
-    return published
-
-
 def texts(stores: list[Datastore]) -> list[list[int]]:
     """The documents of stores, in their order."""
     found = []
@@ -54,16 +47,22 @@ def texts(stores: list[Datastore]) -> list[list[int]]:
     return [document for document in found if document]
 
 
+def folder_of(url: str, namespace: Any) -> str:
+    """Where a namespace's objects are, below the URL."""
+    objects = Objects(url, KEY)
+    group = objects.group_of("model", None)
+    return f"{group}/{objects.id_of(group, namespace)}"
+
+
 def contents(url: str) -> dict[str, bytes]:
     """All objects below a URL."""
-    objects = Objects(url)
-    found = {}
-    for group in objects.ls():
-        for folder in ("text", "packs", "manifests"):
-            for name, size in objects.ls(f"{group}/{folder}").items():
-                path = f"{group}/{folder}/{name}"
-                found[path] = objects.read(path, 0, size) if size else b""
-    return found
+    objects = Objects(url, KEY)
+    return {
+        f"{group}/{folder}/{name}": objects._part(f"{group}/{folder}/{name}", 0, 1 << 30)
+        for group in objects.ls()
+        for folder in objects.ls(group)
+        for name in objects.ls(f"{group}/{folder}")
+    }
 
 
 def holds(content: bytes, tokens: list[int]) -> bool:

@@ -1,65 +1,24 @@
-"""`fastdraft memory`: what the replicas of a fleet publish, listed, pinned and forgotten."""
+"""`fastdraft memory`: what the replicas of a fleet publish, listed, forgotten and pruned."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import click
 
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.fleet import Manifest, Published, groups
-from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.sealed import secret_of
-from fastdraft.serving.host import Namespace
+from fastdraft.fleet import Objects
+from fastdraft.serving.host import KEY_VARIABLE, Namespace
 
 __all__ = ["memory"]
 
-_KEY = "FASTDRAFT_MEMORY_KEY"
-
-
-def _published(url: str) -> list[Published]:
-    """What is published under a URL with the operator's key, of each model.
-
-    Raises InvalidValueError where nothing is.
-    """
-    # No option: arguments are seen by all users of a machine.
-    key = os.environ.get(_KEY)
-    if not key:
-        raise InvalidValueError(f"the operator's key must be in the environment's {_KEY}, got none")
-
-    def refused(name: str, error: Exception) -> None:
-        click.echo(f"left out: {name}: {error}", err=True)
-
-    return groups(Objects(url), secret_of(key), refused)
-
-
-def _ids(
-    published: Published,
-    *,
-    namespace: str | None,
-    salt: str | None,
-    adapter: str | None,
-    unnamed: bool,
-    id: str | None,  # noqa: A002 - as the option is called
-) -> list[str]:
-    """What may stand for a namespace, in vLLM and SGLang. Raises InvalidValueError."""
-    named = not (namespace is None and salt is None and adapter is None)
-    if named + unnamed + (id is not None) != 1:
-        raise InvalidValueError("give a namespace, --salt and --adapter, or --unnamed, or --id")
-    if id is not None:
-        if re.fullmatch("[0-9a-f]{64}", id) is None:
-            raise InvalidValueError(f"--id must be 64 hexadecimal digits, got {id!r}")
-        return [id]
-    if unnamed:
-        return [published.id_of(None)]
-    # SGLang has two kinds of salts.
-    salts = [salt] if salt is None else [salt, (salt, None), (None, salt)]
-    return [published.id_of(Namespace(adapter, each, namespace)) for each in salts]
+_HASH = re.compile("[0-9a-f]{64}", re.ASCII)
+_OLD = {"text", "packs", "manifests"}
 
 
 class _Group(click.Group):
@@ -82,84 +41,121 @@ def memory() -> None:
     """
 
 
-def _held(published: Published) -> tuple[Manifest, Counter[str], Counter[str]]:
-    """The manifest, and the tokens and bytes of each namespace."""
-    manifest = published.latest()
-    tokens, size = Counter[str](), Counter[str]()
-    for pack in published.current(manifest):
-        head = published.head(pack)
-        if head is not None:
-            for name, entry in zip(head.names, head.index, strict=True):
-                if not manifest.stale(pack, name):
-                    tokens[name] += int(entry["tokens"])
-                    size[name] += int(entry["size"])
-    return manifest, tokens, size
+def _objects(url: str) -> Objects:
+    # No option: arguments are seen by all users of a machine.
+    key = os.environ.get(KEY_VARIABLE)
+    if not key:
+        raise InvalidValueError(
+            f"the operator's key must be in the environment's {KEY_VARIABLE}, got none"
+        )
+    return Objects(url, key)
+
+
+def _groups(objects: Objects) -> Iterator[str]:
+    """The folders of models. Raises DatastoreError for what an older version published."""
+    for group, is_object in sorted(objects.ls().items()):
+        if _HASH.fullmatch(group) and not is_object:
+            if _OLD & objects.ls(group).keys():
+                raise DatastoreError(
+                    f"{group} was published by a version before 0.2, which is not read any more: "
+                    "delete it, and replicas publish anew"
+                )
+            yield group
+
+
+def _heads(objects: Objects) -> Iterator[tuple[str, str, str, int, int, float]]:
+    """The group, namespace, name, tokens, bytes and time of each object; others are named."""
+    for group in _groups(objects):
+        for folder in sorted(objects.ls(group)):
+            for name in sorted(objects.ls(f"{group}/{folder}")):
+                path = f"{group}/{folder}/{name}"
+                try:
+                    head, _ = objects.read(path, whole=False)
+                except FileNotFoundError:
+                    continue
+                except DatastoreError as error:
+                    click.echo(f"left out: {error}", err=True)
+                    continue
+                yield group, folder, name, head.tokens, head.size, head.time
 
 
 @memory.command()
 @click.argument("url")
 def ls(url: str) -> None:
-    """List the namespaces, by what stands for their names."""
-    for published in _published(url):
-        manifest, tokens, size = _held(published)
-        packs = f"{manifest.bytes:,} bytes in {len(manifest.packs)} packs"
-        click.echo(f"model {published.group}, manifest {manifest.number}, {packs}")
-        for name in sorted(tokens):
-            pinned = ", pinned" if name in manifest.pinned else ""
-            click.echo(f"  {name}  {tokens[name]:>14,} tokens  {size[name]:>16,} bytes{pinned}")
+    """List the namespaces by what stands for their names, the largest first."""
+    found: dict[str, Counter[str]] = {}
+    sizes: Counter[tuple[str, str]] = Counter()
+    for group, folder, _, tokens, size, _ in _heads(_objects(url)):
+        found.setdefault(group, Counter())[folder] += tokens
+        sizes[group, folder] += size
+    if not found:
+        raise InvalidValueError("nothing is published with this key")
+    for group, by_name in found.items():
+        click.echo(f"model {group}")
+        for folder, tokens in by_name.most_common():
+            click.echo(f"  {folder}  {tokens:>14,} tokens  {sizes[group, folder]:>16,} bytes")
 
 
 @memory.command()
 @click.argument("url")
-def du(url: str) -> None:
-    """Show the bytes of namespaces, the largest first, and of each model."""
-    for published in _published(url):
-        _, _, size = _held(published)
-        for name, count in size.most_common():
-            click.echo(f"{count:>16,}  {name}")
-        click.echo(f"{size.total():>16,}  model {published.group}")
-
-
-def _named(command: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        click.option("--id", help="What stands for it, as `ls` shows it."),
-        click.option("--unnamed", is_flag=True, help="The one of requests that have none."),
-        click.option("--adapter", help="Its LoRA adapter."),
-        click.option("--salt", help="Its cache_salt."),
-        click.argument("namespace", required=False),
-        click.argument("url"),
-    ):
-        command = option(command)
-    return command
-
-
-@memory.command()
-@_named
-@click.option("--off", is_flag=True, help="No longer.")
-def pin(url: str, off: bool, **named: Any) -> None:
-    """Keep a namespace when there is more text than the replicas allow."""
-    found = False
-    for published in _published(url):
-        manifest, tokens, _ = _held(published)
-        names = set(_ids(published, **named)) & (tokens.keys() | manifest.pinned)
-        if names:
-            found = True
-            manifest = published.pin(names, pinned=not off)
-            _say(published, manifest, "no longer pinned" if off else "pinned")
-    if not found:
-        raise InvalidValueError("no model has text of this namespace")
-
-
-@memory.command()
-@_named
-def forget(url: str, **named: Any) -> None:
-    """Remove all text of a namespace: what is published now, and from replicas when they refresh.
+@click.argument("namespace", required=False)
+@click.option("--salt", help="Its cache_salt.")
+@click.option("--adapter", help="Its LoRA adapter.")
+@click.option("--unnamed", is_flag=True, help="The one of requests that have none.")
+@click.option("--id", "name", help="What stands for it, as `ls` shows it.")
+def forget(
+    url: str,
+    namespace: str | None,
+    salt: str | None,
+    adapter: str | None,
+    unnamed: bool,
+    name: str | None,
+) -> None:
+    """Remove all text of a namespace: what is published now, and from replicas when they look.
 
     What a request says after that is remembered again.
     """
-    for published in _published(url):
-        _say(published, published.forget(_ids(published, **named)), "forgotten")
+    named = not (namespace is None and salt is None and adapter is None)
+    if named + unnamed + (name is not None) != 1:
+        raise InvalidValueError("give a namespace, --salt and --adapter, or --unnamed, or --id")
+    if name is not None and _HASH.fullmatch(name) is None:
+        raise InvalidValueError(f"--id must be 64 hexadecimal digits, got {name!r}")
+    # SGLang has two kinds of salts.
+    salts = [salt] if salt is None else [salt, (salt, None), (None, salt)]
+    keys = [None] if unnamed else [Namespace(adapter, each, namespace) for each in salts]
+    objects = _objects(url)
+    forgotten = [
+        f"{group}/{each}"
+        for group in _groups(objects)
+        for each in ([name] if name else [objects.id_of(group, key) for key in keys])
+        if objects.forget(group, each)
+    ]
+    if not forgotten:
+        raise InvalidValueError("nothing is published of this namespace with this key")
+    for each in forgotten:
+        click.echo(f"{each[:16]}: forgotten")
 
 
-def _say(published: Published, manifest: Manifest, what: str) -> None:
-    click.echo(f"{published.group[:16]}: {what}, manifest {manifest.number}")
+@memory.command()
+@click.argument("url")
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(min=0),
+    required=True,
+    help="Days since an object was written, by the clock of the machine that wrote it.",
+)
+def prune(url: str, days: float) -> None:
+    """Remove old objects, of replicas that have ended and of those that run.
+
+    A replica that runs drops the namespaces whose objects it misses, and begins anew. What cannot
+    be verified with the key stays.
+    """
+    objects = _objects(url)
+    until = time.time() - days * 86400
+    count = 0
+    for group, folder, name, _, _, written in list(_heads(objects)):
+        if written < until:
+            objects.remove(f"{group}/{folder}/{name}")
+            count += 1
+    click.echo(f"{count} objects removed")

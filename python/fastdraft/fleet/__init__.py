@@ -1,24 +1,24 @@
 """One memory for a fleet: what replicas publish of their memories, and what they read of it.
 
-A `Replica` publishes what finished requests of its memory said, one object with all namespaces each
-time, and adds what others published to its memory, for namespaces that its requests ask for. Now
-and then one replica joins objects to *packs*, and says in a *manifest* which packs there are.
+    URL/GROUP/NAMESPACE/REPLICA-NUMBER      text that a replica publishes
+    URL/GROUP/NAMESPACE/forgotten           a tombstone
 
-    URL/GROUP/text/SEEN-SEQUENCE-REPLICA-MAC
-    URL/GROUP/packs/NUMBER-MAC
-    URL/GROUP/manifests/NUMBER
+GROUP stands for a format, a model and its tokenizer: it and NAMESPACE are HMAC-SHA-256s with the
+operator's key. An object begins with a head, whose MAC covers all of the head and the object's
+place, and so its size and the digest of what follows. Whoever deletes, forgets or numbers acts only
+on what it has read whole and verified; nothing is derived from a name before its MAC was checked,
+and sizes come from a verified head.
 
-GROUP stands for a model and its tokenizer, and namespaces are named by what stands for them: both
-are HMAC-SHA-256s with the operator's key. No object is ever changed. A MAC is over the object's
-content and its place, so only those who have the key can write what is read. The manifest with the
-greatest number counts. Nothing depends on a clock: SEEN is the number of the manifest that the
-replica followed when it wrote. A folder of this machine is a fleet of one: what a process said is
-there after its next start.
+A replica writes and joins its own objects alone, under a name of its own for each life, so a write
+that is made twice changes nothing. A piece of text has a number in its replica, which stays when
+objects are joined: readers take each piece once. A tombstone has a random id, and text counts only
+where its head names the tombstone that is there. A folder of this machine is a fleet of one: what a
+process said is there after its next start.
 """
 
 from __future__ import annotations
 
-from fastdraft.fleet.published import Manifest, Published, groups
+from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.replica import Replica
 
-__all__ = ["Manifest", "Published", "Replica", "groups"]
+__all__ = ["Objects", "Replica"]

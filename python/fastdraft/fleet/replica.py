@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
@@ -11,51 +12,75 @@ import random
 import secrets
 import threading
 import time
+import weakref
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
-from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.published import HISTORY, Manifest, Pack, Published
-from fastdraft.fleet.sealed import Chunk, Head, digest, frame, ids_of, secret_of, texts_of
+from fastdraft.fleet.objects import BEGUN, NO_TOMBSTONE, TOMBSTONE, Head, Objects, Piece
 from fastdraft.memory import Memory
 
 __all__ = ["Replica"]
 
-# The most namespaces that are followed.
-_MOST_NAMESPACES = 1 << 14
-# The longest pause after errors, in seconds.
-_LONGEST_PAUSE = 300.0
-# Of one object.
-_MOST_TOKENS = 1 << 23
-# Read of a new object in one call.
-_AHEAD = 1 << 23
-# When this many objects or bytes have been published since, they are joined.
-_JOINED_OBJECTS = 32
-_JOINED_BYTES = 1 << 25
-# Under the URL there are this many times the memory's bytes of the model's text at most.
-_KEPT = 8
-# The most bytes of pack directories that are cached.
-_MOST_HEADS = 1 << 28
-# Of a namespace's published text, what is newest and takes less than this part of the memory is
-# read. A token takes about this many bytes there.
-_PART = 2
-_TOKEN_BYTES = 15
+_MOST_NAMESPACES: Final = 1 << 14  # that are asked for between two looks
+_LONGEST_PAUSE: Final = 300.0  # after errors, in seconds
+_MOST_TOKENS: Final = 1 << 23  # of one piece
+_MOST_OBJECTS: Final = 8  # of a replica in a namespace, before it joins some
+# Newer objects are joined with an older one while that is at most this many times as large: text
+# is written again O(log) times.
+_GROWTH: Final = 4
+_MOST_JOINED: Final = 1 << 26  # bytes
+# The newest published text that takes less than this part of the memory is read. A token takes
+# about this many bytes there.
+_PART: Final = 2
+_TOKEN_BYTES: Final = 15
+_THREADS: Final = 128  # a look waits for the store, not for this machine
+# Clocks of two machines differ by less than this.
+_SKEW_SECONDS: Final = 300.0
+
+_Content = bytes  # `Replica.bytes` is a number
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Space:
+    """What is known of a namespace."""
+
+    namespace: Hashable
+    folder: str
+    tombstone: bytes = NO_TOMBSTONE
+    store: Datastore | None = None
+    """The live store that is published."""
+    cut: int = 0
+    """The position up to which it is."""
+    pending: tuple[str, bytes, int, int] | None = None
+    """An object that may be written already: its name, content, tokens, and the next cut."""
+    own: dict[str, int] = field(default_factory=dict)
+    """Objects of this replica that are there, and their bytes, older ones first."""
+    removed: set[str] = field(default_factory=set)
+    """Objects of this replica that may be there, and must not."""
+    is_followed: bool = False
+    read: set[str] = field(default_factory=set)
+    """Objects of others whose pieces have entered the memory."""
+    taken: set[tuple[str, int]] = field(default_factory=set)
+    """These pieces, by replica and number."""
 
 
 class Replica:
     """Shares a memory with the other replicas of a fleet, in a thread of its own.
 
-    Every `interval` it publishes what has entered the memory's live stores since, in one object,
-    and looks for what others have published. Text of namespaces that its requests have asked for
-    enters the memory, within its bytes, in stores that `find` returns. The first request of a
-    namespace goes without: its text is read then. When many objects have been published, one
-    replica joins them.
+    Every `interval` it publishes what has entered the memory's live stores since, one object for
+    each namespace that changed, and reads what others published in the namespaces that requests
+    have asked for since. That text enters the memory, within its bytes, in stores that `find`
+    returns. The first request of a namespace goes without: its text is read then.
 
     With a local folder as its URL, a fleet of one is a memory that survives a restart.
 
@@ -64,10 +89,16 @@ class Replica:
     first of each kind is logged as a warning, all are counted, and the pauses between attempts grow
     to five minutes. A damaged object costs its own text alone.
 
+    A replica that finds a namespace forgotten, or its own objects gone, drops that namespace from
+    its memory, so that no text from before is published after.
+
     >>> replica = Replica(memory, "s3://bucket/fastdraft", key=key, model="my-model")
     ...                                         # doctest: +SKIP
     >>> request = engine.add_request(           # doctest: +SKIP
     ...     prompt_ids, datastores=memory.of("tenant"), read_only=replica.find(["tenant"]))
+
+    A process that was forked from this one goes on with what the memory holds: it publishes and
+    reads nothing.
 
     Args:
         memory: What the replica's requests said.
@@ -87,7 +118,7 @@ class Replica:
         memory: What the replica's requests said.
         published_tokens: Tokens that are published, once and for all.
         dropped_tokens: Tokens that left the live stores before they could be published, about.
-        faults: Errors by kind: "publish", "follow", "join".
+        faults: Errors by kind: "publish", "follow".
         refreshed: Called after each look, mostly in the replica's thread; None calls nothing.
     """
 
@@ -101,7 +132,6 @@ class Replica:
         fingerprint: bytes | None = None,
         interval: float = 10.0,
     ) -> None:
-        secret = secret_of(key)
         if not (interval > 0 and math.isfinite(interval)):
             raise InvalidValueError(f"interval must be greater than 0, got {interval!r}")
         self.published_tokens = 0
@@ -109,51 +139,55 @@ class Replica:
         self.faults: Counter[str] = Counter()
         self.refreshed: Callable[[], None] | None = None
         self.memory = memory
-        group = digest(secret, "fleet", model, fingerprint)
-        self._published = Published(Objects(url), secret, group, self._refused)
-        self._id_of = functools.lru_cache(_MOST_NAMESPACES, typed=True)(self._published.id_of)
+        self._objects = Objects(url, key)
+        self._group = group = self._objects.group_of(model, fingerprint)
+        self._id_of = functools.lru_cache(_MOST_NAMESPACES, typed=True)(
+            lambda namespace: self._objects.id_of(group, namespace)
+        )
         self._interval = interval
         # Of this life: a replica that starts anew is another one.
-        self._name = secrets.token_hex(8)
-        self._sequence = 0
-        # Of each namespace the live store, and the position up to which it is published.
-        self._cuts: dict[Hashable, tuple[Datastore, int]] = {}
-        self._manifest = Manifest()
-        self._current: list[Pack] = []  # all objects that count, older text first
-        # What replicas published and has entered the stores, or was there before they were read.
-        self._folded: set[str] = set()
-        self._heads: dict[str, Head] = {}
-        self._lock = threading.Lock()  # of the two that follow
-        self._asked: OrderedDict[Hashable, None] = OrderedDict()  # to be read
-        self._active: OrderedDict[Hashable, Datastore | None] = OrderedDict()  # read, and followed
-        self._turn = threading.Lock()  # held by the thread that publishes or follows
-        self._wake = threading.Event()
+        self._name = secrets.token_hex(16)
+        self._numbers = itertools.count()
+        self._started = time.time()
+        self._spaces: dict[str, _Space] = {}
+        self._asked: OrderedDict[Hashable, None] = OrderedDict()  # since the last look
         self._closed = threading.Event()
+        self._renew()
+        _replicas.add(self)
         self._thread = threading.Thread(target=self._run, name="fastdraft-fleet", daemon=True)
         self._thread.start()
+
+    def _renew(self) -> None:
+        """Makes the locks; anew in a forked process, where a thread that held one is gone."""
+        self._lock = threading.Lock()  # of `_asked`, `_spaces` and the counts
+        self._turn = threading.Lock()  # held by the thread that looks
+        self._wake = threading.Event()
 
     def find(self, namespaces: Iterable[Hashable]) -> list[Datastore]:
         """The stores of what others published in namespaces, each once, to be read only.
 
-        Their text is what all replicas said in these namespaces, up to some refreshes ago. Waits
+        Their text is what all other replicas said in these namespaces, up to some looks ago. Waits
         for nothing: of a namespace that is new here nothing is returned yet. Names that are no data
         have no stores.
         """
         found: list[Datastore] = []
-        with self._lock:
-            for namespace in dict.fromkeys(namespaces):
-                stores = self.memory.published(namespace)
-                found += stores
-                if namespace not in self._active:
-                    self._wake.set()
-                elif stores or self._active[namespace] is None:
-                    self._active.move_to_end(namespace)
-                    continue
-                # It is new, or its text had to leave the memory and is read at the next look.
+        for namespace in dict.fromkeys(namespaces):
+            stores = self.memory.published(namespace)
+            found += stores
+            with self._lock:
                 self._asked[namespace] = None
                 if len(self._asked) > _MOST_NAMESPACES:
                     self._asked.popitem(last=False)
+            if not stores and self._is_new(namespace):
+                self._wake.set()
         return found
+
+    def _is_new(self, namespace: Hashable) -> bool:
+        try:
+            space = self._spaces.get(self._id_of(namespace))
+        except InvalidValueError:
+            return False
+        return space is None or not space.is_followed
 
     def refresh(self) -> bool:
         """Publishes and follows now, as is done in the background anyway.
@@ -161,12 +195,7 @@ class Replica:
         Returns whether it could: then what had entered the memory before is published, and what
         others had published has entered it, of namespaces that were asked for.
         """
-        with self._turn:
-            followed = self._guard("follow", self._follow)
-            published = self._guard("publish", self._publish)
-        if self.refreshed is not None:
-            self.refreshed()
-        return followed and published
+        return self._look_at(lambda _: True)
 
     def close(self, timeout: float = 10.0) -> None:
         """Publishes, for at most `timeout` seconds, and ends the thread; the memory stays open.
@@ -182,15 +211,11 @@ class Replica:
             _logger.warning("fastdraft: the fleet's store took too long for what is published last")
 
     @property
-    def manifest(self) -> Manifest:
-        """The manifest that is followed; number 0 before the first."""
-        return self._manifest
-
-    @property
     def bytes(self) -> int:
         """The bytes of the stores of what others published."""
         with self._lock:
-            return sum(store.bytes for store in self._active.values() if store is not None)
+            names = [space.namespace for space in self._spaces.values() if space.read]
+        return sum(store.bytes for name in names for store in self.memory.published(name))
 
     def _run(self) -> None:
         failures = 0
@@ -208,22 +233,108 @@ class Replica:
                 # Replicas that start together do not stay together.
                 due = time.monotonic() + pause * random.uniform(0.75, 1.0)
             else:
-                with self._turn:
-                    self._guard("follow", self._activate)
-        with self._turn:
-            self._guard("publish", self._publish)
+                self._look_at(self._is_new)
+        with self._lock:
+            self._asked.clear()  # nobody will read it
+        self.refresh()
 
-    def _guard(self, kind: str, call: Callable[[], object]) -> bool:
+    def _look_at(self, which: Callable[[Hashable], bool]) -> bool:
+        """Looks at the namespaces that changed or were asked for, of those chosen."""
+        with self._turn:
+            with self._lock:
+                asked = [namespace for namespace in self._asked if which(namespace)]
+                for namespace in asked:
+                    del self._asked[namespace]
+            live = self._named(self.memory.namespaces)
+            followed = self._named(asked)
+            with self._lock:
+                for name, namespace in (live | followed).items():
+                    if name not in self._spaces:
+                        self._spaces[name] = _Space(namespace, f"{self._group}/{name}")
+                # Of a namespace that has left the memory nothing needs to be known.
+                self._spaces = {
+                    name: space
+                    for name, space in self._spaces.items()
+                    if name in live or name in followed or self._is_held(space)
+                }
+                spaces = list(self._spaces.items())
+            due = [
+                (space, name in followed)
+                for name, space in spaces
+                if name in followed or (which(space.namespace) and self._has_news(space))
+            ]
+            if len(due) == 1:
+                done = [self._look(*due[0])]
+            else:
+                with ThreadPoolExecutor(max(1, min(len(due), _THREADS))) as threads:
+                    done = list(threads.map(lambda each: self._look(*each), due))
+            with self._lock:
+                for (space, follow), is_done in zip(due, done, strict=True):
+                    if follow and not is_done:
+                        self._asked[space.namespace] = None  # again with the next look
+        if self.refreshed is not None:
+            self.refreshed()
+        return all(done)
+
+    def _named(self, namespaces: Iterable[Hashable]) -> dict[str, Hashable]:
+        """Namespaces by what stands for them, but for names that are no data."""
+        found: dict[str, Hashable] = {}
+        for namespace in namespaces:
+            with contextlib.suppress(InvalidValueError):
+                found[self._id_of(namespace)] = namespace
+        return found
+
+    def _is_held(self, space: _Space) -> bool:
+        """Whether something is known of it that must not be lost."""
+        forgotten = space.tombstone != NO_TOMBSTONE
+        held = forgotten or space.pending or space.removed
+        return bool(held or self.memory.published(space.namespace))
+
+    def _has_news(self, space: _Space) -> bool:
+        if space.pending or space.removed:
+            return True
+        for store in self.memory.find([space.namespace]):
+            cut = space.cut if store is space.store else 0
+            try:
+                return store.end > max(cut, store.begin)
+            except (DatastoreClosedError, InvalidValueError):
+                continue  # closed meanwhile
+        return False
+
+    def _look(self, space: _Space, follow: bool) -> bool:
+        """Publishes and follows a namespace; whether both could be done."""
+        kind = "publish"
         try:
-            call()
+            tombstone = self._objects.tombstone(space.folder)
+            if tombstone is not None and tombstone.tombstone != space.tombstone:
+                # What was said before this life began to look may be older than the tombstone.
+                is_new = space.tombstone == NO_TOMBSTONE and not space.own and not space.read
+                if not is_new or tombstone.time > self._started - _SKEW_SECONDS:
+                    self._drop(space)
+                space.tombstone = tombstone.tombstone
+            names = self._objects.ls(space.folder) if follow or space.own else {}
+            if any(self._is_gone(space, name) for name in space.own.keys() - names.keys()):
+                self._drop(space)
+            for name in list(space.removed):
+                self._objects.remove(f"{space.folder}/{name}")
+                space.removed.discard(name)
+            while self._publish(space):
+                pass
+            if len(space.own) > _MOST_OBJECTS:
+                self._join(space)
+            kind = "follow"
+            if follow:
+                self._follow(space, names, tombstone)
+            return True
         except Exception as error:
             self._fault(kind, error)
             return False
-        return True
 
     def _fault(self, kind: str, error: Exception) -> None:
-        self.faults[kind] += 1
-        if self.faults[kind] == 1:
+        with self._lock:
+            self.faults[kind] += 1
+            first = self.faults[kind] == 1
+        if first:
             _logger.warning(
                 "fastdraft: cannot %s the fleet's memory: %s; drafting goes on, it is tried again, "
                 "and further errors are only counted",
@@ -231,179 +342,167 @@ class Replica:
                 error,
             )
 
-    def _refused(self, name: str, error: Exception) -> None:
-        self._fault("follow", DatastoreError(f"{name} is left out: {error}"))
+    def _drop(self, space: _Space) -> None:
+        """Drops a namespace from the memory, and what this replica published of it."""
+        self.memory.forget(space.namespace)
+        space.removed |= {*space.own, *([space.pending[0]] if space.pending else [])}
+        space.pending = None
+        space.store, space.cut = None, 0
+        for known in (space.own, space.read, space.taken):
+            known.clear()
+
+    def _is_gone(self, space: _Space, name: str) -> bool:
+        """Whether an object of this replica is gone: a listing may be late."""
+        try:
+            self._objects.read(f"{space.folder}/{name}", whole=False)
+        except FileNotFoundError:
+            return True
+        except (DatastoreError, OSError):
+            return False
+        return False
 
     # --- Publishing ---
 
-    def _publish(self) -> None:
-        names = self.memory.namespaces
-        for gone in self._cuts.keys() - set(names):
-            del self._cuts[gone]
-        while self._publish_some(names):
-            pass
+    def _publish(self, space: _Space) -> bool:
+        """Publishes a piece of text; whether there may be more."""
+        if space.pending is None and not self._begin(space):
+            return False
+        assert space.pending is not None
+        name, content, tokens, cut = space.pending
+        # If an earlier answer was lost, this writes the same again.
+        self._objects.write(f"{space.folder}/{name}", content)
+        space.pending = None
+        space.own[name] = len(content)
+        space.cut = cut
+        with self._lock:
+            self.published_tokens += tokens
+        return True
 
-    def _publish_some(self, names: list[Hashable]) -> bool:
-        """Publishes one object; whether there may be more text."""
-        # The number first: after a later one, text from before it may have to be forgotten.
-        seen = self._manifest.number
-        chunks: dict[str, Chunk] = {}
-        cuts: dict[Hashable, tuple[Datastore, int]] = {}
-        left = _MOST_TOKENS
-        dropped = 0
-        for namespace in names:
-            for store in self.memory.find([namespace]):
-                known, end = self._cuts.get(namespace, (store, 0))
-                end = end if known is store else 0
-                # What is closed meanwhile was forgotten, or had to leave.
-                with contextlib.suppress(DatastoreClosedError, InvalidValueError):
-                    begin = max(end, store.begin)
-                    if store.end <= begin or left <= 0:
-                        continue
-                    name = self._id_of(namespace)
-                    text, published = store._dump(begin, left)
-                    # Fewer than `published - begin` where text has left since `begin` was read.
-                    tokens = ids_of(text)
-                    chunks[name] = Chunk(frame(text), int(np.count_nonzero(tokens >= 0)))
-                    cuts[namespace] = (store, published)
-                    dropped += published - len(tokens) - end
-                    left -= len(tokens)
-        if chunks:
-            pack = self._published.put_text(self._name, self._sequence, seen, chunks)
-            self._sequence += 1
-            self._folded.add(pack.name)  # it is in the live stores
-            self.published_tokens += sum(chunk.tokens for chunk in chunks.values())
-            self.dropped_tokens += dropped
-            self._cuts |= cuts
-        return left <= 0
+    def _begin(self, space: _Space) -> bool:
+        """Makes the object of what is new in the live store; whether there is anything."""
+        for store in self.memory.find([space.namespace]):
+            try:
+                if store is not space.store:
+                    space.store, space.cut = store, 0
+                begin = max(space.cut, store.begin)
+                if store.end <= begin:
+                    return False
+                text, end = store._dump(begin, _MOST_TOKENS)
+            except (DatastoreClosedError, InvalidValueError):
+                return False  # it was forgotten meanwhile, or had to leave
+            # Of the ids, 4 bytes each, those of documents' beginnings are negative. Behind them is
+            # a byte for each that says who wrote it.
+            ids = np.frombuffer(text, np.int32, len(text) // 5)
+            tokens = int(np.count_nonzero(ids >= 0))
+            with self._lock:
+                self.dropped_tokens += end - len(ids) - space.cut
+            piece = Piece(next(self._numbers), tokens, zlib.compress(text, 1))
+            name = f"{self._name}-{piece.number}"
+            content = self._sealed(space, name, [piece])
+            space.pending = (name, content, tokens, end)
+            return True
+        return False
+
+    def _sealed(self, space: _Space, name: str, pieces: list[Piece]) -> bytes:
+        body = b"".join(piece.sealed() for piece in pieces)
+        tokens = sum(piece.tokens for piece in pieces)
+        return self._objects.seal(f"{space.folder}/{name}", space.tombstone, body, tokens)
+
+    def _join(self, space: _Space) -> None:
+        """Joins newer objects of this replica; those that cannot be read stay as they are."""
+        pieces: list[Piece] = []
+        joined: list[str] = []
+        size = 0
+        for name, more in reversed(space.own.items()):
+            if size and (more > _GROWTH * size or size + more > _MOST_JOINED):
+                break
+            try:
+                _, body = self._objects.read(f"{space.folder}/{name}")
+            except (DatastoreError, OSError):
+                break
+            joined.append(name)
+            pieces[:0] = Piece.parse(body)
+            size += more
+        if len(joined) < 2:
+            return
+        name = f"{self._name}-{next(self._numbers)}"
+        path = f"{space.folder}/{name}"
+        content = self._sealed(space, name, pieces)
+        space.removed.add(name)  # unless it is known to be whole
+        self._objects.write(path, content)
+        self._objects.read(path)
+        space.removed.discard(name)
+        space.own[name] = len(content)
+        for old in joined:
+            del space.own[old]
+            space.removed.add(old)
 
     # --- Following ---
 
-    def _follow(self) -> None:
-        before = self._manifest
-        manifest = self._published.latest(before)
-        forgotten = {name for name, at in manifest.forgotten.items() if at > before.number}
-        if forgotten:
-            self._forget(forgotten)
-        self._manifest = manifest
-        texts = self._published.texts()
-        waiting = [pack for name, pack in texts.items() if name not in manifest.gone]
-        self._current = [*manifest.packs, *waiting]
-        names = {pack.name for pack in self._current}
-        self._heads = {name: head for name, head in self._heads.items() if name in names}
-        self._sequence = max([self._sequence, *(1 + pack.sequence for pack in texts.values())])
-        # Text enters from the objects that replicas published, which stay for a while after they
-        # were joined. What is gone since this replica last looked is in the packs.
-        known = texts.keys() | self._folded
-        gone = [name for name in manifest.gone if name.startswith("text/")]
-        slept = manifest.number >= before.number + HISTORY or not known.issuperset(gone)
-        try:
-            for name, pack in texts.items():
-                if name not in self._folded:
-                    self._fold(pack)
-        except FileNotFoundError:
-            slept = True
-        if slept:
-            for namespace in list(self._active):
-                self._leave(namespace)
-                self._asked[namespace] = None
-        self._folded = texts.keys() | set(gone)
-        self._activate()
-        unread = [pack for pack in waiting if pack.name not in self._published.left_out]
-        due = (
-            len(unread) >= _JOINED_OBJECTS
-            or sum(pack.size for pack in unread) >= _JOINED_BYTES
-            or any(pack.number < manifest.late for pack in unread)
-        )
-        # About one of those that have published joins them.
-        if due and random.random() * len({pack.replica for pack in unread}) < 1:
-            self._guard("join", lambda: self._published.join(_KEPT * self.memory.max_bytes))
-
-    def _fold(self, pack: Pack) -> None:
-        """Adds an object's text to the stores of the namespaces that are followed."""
-        head = self._published.head(pack, _AHEAD) if self._active else None
-        found: dict[Hashable, Chunk | None] = {}
-        if head is not None:
-            for namespace in self._active:
-                with contextlib.suppress(InvalidValueError):
-                    name = self._id_of(namespace)
-                    entry = head.find(name)
-                    if entry is not None and not self._manifest.stale(pack, name):
-                        found[namespace] = self._published.chunk(pack, head, entry)
-        # Nothing has been added yet. After an error above, the whole object is read again.
-        self._folded.add(pack.name)
-        for namespace, chunk in found.items():
-            self._add(namespace, [chunk])
-
-    def _add(self, namespace: Hashable, chunks: list[Chunk | None]) -> None:
-        store = self._active.get(namespace)
-        try:
-            for chunk in filter(None, chunks):
-                if store is None:
-                    store = next(iter(self.memory.published(namespace, make=True)), None)
-                    with self._lock:
-                        self._active[namespace] = store
-                for text in texts_of(chunk):
-                    if store is not None:
-                        self.memory.publish(namespace, store, text)
-        except DatastoreClosedError:
-            self._leave(namespace)  # others' text needed its room
-
-    def _leave(self, namespace: Hashable) -> None:
-        with self._lock:
-            store = self._active.pop(namespace, None)
-        if store is not None:
-            store.close()
-
-    def _activate(self) -> None:
-        """Reads the text of namespaces that were asked for."""
-        while self._asked:
-            with self._lock:
-                namespace = next(reversed(self._asked))
-            self._leave(namespace)
-            with contextlib.suppress(InvalidValueError):
-                try:
-                    chunks = self._read(self._id_of(namespace))
-                except FileNotFoundError:
-                    return  # it was joined, and is found at the next look
-                with self._lock:
-                    self._active[namespace] = None
-                self._add(namespace, chunks)
-            with self._lock:
-                self._asked.pop(namespace, None)
-                idle = next((n for n, store in self._active.items() if store is None), None)
-            if len(self._active) > _MOST_NAMESPACES:
-                self._leave(next(iter(self._active)) if idle is None else idle)
-
-    def _read(self, name: str) -> list[Chunk | None]:
-        """What was published of a namespace, older text first, as much as the memory may take."""
-        chunks: list[Chunk | None] = []
-        left = self.memory.max_bytes // _PART
-        for pack in reversed(self._current):
-            if pack.replica == self._name or self._manifest.stale(pack, name):
-                continue
-            head = self._heads.get(pack.name) or self._published.head(pack)
-            if head is None:
-                continue
-            if sum(each.index.nbytes for each in self._heads.values()) > _MOST_HEADS:
-                self._heads.clear()
-            self._heads[pack.name] = head
-            entry = head.find(name)
-            if entry is None:
-                continue
-            left -= _TOKEN_BYTES * int(head.index["tokens"][entry])
-            if left < 0:
+    def _follow(self, space: _Space, names: Iterable[str], tombstone: Head | None) -> None:
+        """Adds what others published to the memory, as much of the newest as it may take."""
+        if not self.memory.published(space.namespace):
+            # It was never read, or had to leave.
+            space.read.clear()
+            space.taken.clear()
+        space.is_followed = True
+        found: list[tuple[Head, str, _Content]] = []
+        unread = set(names) - {TOMBSTONE, *space.read, *space.own, *space.removed}
+        for name in sorted(name for name in unread if not name.endswith(BEGUN)):
+            read = self._readable(f"{space.folder}/{name}", whole=False)
+            if read and (tombstone is None or read[0].tombstone == tombstone.tombstone):
+                found.append((read[0], name, read[1]))
+        left = self.memory.max_bytes // _PART // _TOKEN_BYTES
+        newest: list[tuple[Head, str, _Content]] = []
+        for each in sorted(found, key=lambda each: -each[0].time):
+            left -= each[0].tokens
+            if left < 0 and newest:
+                space.read.add(each[1])
+            else:
+                newest.append(each)
+        for head, name, body in reversed(newest):
+            if head.size and not body:
+                whole = self._readable(f"{space.folder}/{name}")
+                if whole is None:
+                    continue
+                body = whole[1]
+            if not self._add(space, name, body):
                 break
-            chunks.append(self._published.chunk(pack, head, entry))
-        return chunks[::-1]
 
-    def _forget(self, names: set[str]) -> None:
-        """Forgets the text of namespaces, this replica's and others'."""
-        for namespace in {*self.memory.namespaces, *self._active}:
-            with contextlib.suppress(InvalidValueError):
-                if self._id_of(namespace) in names:
-                    self.memory.forget(namespace)
-                    self._cuts.pop(namespace, None)
-                    with self._lock:
-                        if namespace in self._active:
-                            self._active[namespace] = None
+    def _readable(self, path: str, *, whole: bool = True) -> tuple[Head, _Content] | None:
+        """What `Objects.read` returns; None where an object is gone, since it was joined, or cannot
+        be verified, since it is foreign, damaged or not yet there as a whole. Raises OSError."""
+        try:
+            return self._objects.read(path, whole=whole)
+        except FileNotFoundError:
+            return None
+        except DatastoreError as error:
+            self._fault("follow", error)
+            return None
+
+    def _add(self, space: _Space, name: str, body: _Content) -> bool:
+        """Adds the pieces of an object that are not there yet; whether there is room."""
+        replica = name.partition("-")[0]
+        for piece in Piece.parse(body):
+            if (replica, piece.number) in space.taken:
+                continue
+            for store in self.memory.published(space.namespace, make=True):
+                try:
+                    self.memory.publish(space.namespace, store, zlib.decompress(piece.content))
+                except DatastoreClosedError:
+                    return False  # others' text needed its room
+                space.taken.add((replica, piece.number))
+        space.read.add(name)
+        return True
+
+
+_replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for replica in list(_replicas):
+        replica._renew()
+        replica._closed.set()  # the parent publishes; two of one name would not be told apart
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -167,7 +167,6 @@ def watch(replica: Replica, report: Callable[[Totals], None]) -> None:
             "published_tokens": replica.published_tokens,
             "dropped_tokens": replica.dropped_tokens,
             "published_bytes": replica.bytes,
-            "manifest_number": replica.manifest.number,
         }
     )
 

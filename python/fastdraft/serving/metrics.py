@@ -95,7 +95,6 @@ METRICS: Final = (
     _counter("published_tokens", "Tokens that this replica published."),
     _counter("dropped_tokens", "Tokens that were not published in time."),
     _gauge("published_bytes", "Bytes of the stores of what others published."),
-    _gauge("manifest_number", "The number of the manifest that is followed."),
 )
 """All metrics."""
 
