@@ -14,9 +14,11 @@ output: a step that is late or lost, or an error, costs drafts.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ Ids = NDArray[np.int32]
 Numbers = NDArray[np.int64]
 
 _LARGEST_NUMBER = 2**31 - 1
+_drafters: weakref.WeakSet[BackgroundDrafter] = weakref.WeakSet()
 _COSTS = "drafting ahead failed; outputs stay as they are"
 
 
@@ -169,6 +172,7 @@ class BackgroundDrafter:
         self._lengths = np.zeros(rows, np.int64)
         self._has_news = False
         self._thread: threading.Thread | None = None
+        _drafters.add(self)
         if start:
             self._thread = threading.Thread(
                 target=self._run, name="fastdraft-background", daemon=True
@@ -251,7 +255,7 @@ class BackgroundDrafter:
         """Stops the thread after the call of the engine that it is in; what is queued is dropped.
 
         Running requests stay in the engine. Returns whether the thread has stopped within `timeout`
-        seconds; it is a daemon, so a process can end without. Further calls do nothing.
+        seconds. An interpreter that exits stops the threads itself. Further calls do nothing.
         """
         with self._changed:
             self._stopping = True
@@ -423,3 +427,10 @@ class BackgroundDrafter:
             self._send()
         except Exception as error:
             self._faults.add(_COSTS, error)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stops all threads: one that comes back from the core to no interpreter aborts the process."""
+    for drafter in list(_drafters):
+        drafter.stop()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import threading
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from numpy.typing import ArrayLike
 
@@ -27,13 +28,19 @@ _MARK_TOKENS = 4096
 _SMALL_PART = 8
 
 
-class _Name(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Name:
     """What a store is called. All names have this form, whatever a namespace is."""
 
-    namespace: Hashable
+    namespace: Hashable = field(compare=False)
     corpus_id: str | None = None
     """Of a corpus that a request of the namespace brought; empty for text that others published;
     None for the text that was said."""
+    typed: Hashable = field(init=False)
+    """The namespace with its types: 1, True and 1.0 are three."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "typed", _typed(self.namespace))
 
 
 @dataclass(slots=True, eq=False)
@@ -54,10 +61,11 @@ class Memory:
     """Text of finished requests to draft from, kept apart by namespaces, within one bound.
 
     A namespace is a tenant, a `cache_salt`, a LoRA adapter, or a tuple of these: any hashable
-    value. Each has a live `Datastore` of its own, made on first use. A request that is given the
-    stores of one namespace sees no other's text. When the bytes are used up, the text that entered
-    longest ago leaves first, whichever namespace it is in: one that nobody uses loses all of its
-    text before a busy one loses any that is newer. A namespace whose text is gone loses its store.
+    value, and 1, True and 1.0 are three. Each has a live `Datastore` of its own, made on first use.
+    A request that is given the stores of one namespace sees no other's text. When the bytes are
+    used up, the text that entered longest ago leaves first, whichever namespace it is in: one that
+    nobody uses loses all of its text before a busy one loses any that is newer. A namespace whose
+    text is gone loses its store.
 
     The bound holds at all times: the limits of the stores add up to at most `max_bytes`, and a
     store keeps to its limit. `of` moves bytes to the namespace that is used, so call it when a
@@ -93,6 +101,7 @@ class Memory:
         self._marks: deque[tuple[int, int, _Held]] = deque(maxlen=max_bytes // _MARK_TOKENS)
         self._moments = itertools.count()
         self._lock = threading.RLock()
+        _memories.add(self)
 
     def of(self, namespace: Hashable = None) -> list[Datastore]:
         """The store of a namespace, with room for text; none without memory.
@@ -194,7 +203,8 @@ class Memory:
         Requests that are running go on without them, and their text does not enter.
         """
         with self._lock:
-            found = [name for name in self._held if name.namespace == namespace]
+            typed = _typed(namespace)
+            found = [name for name in self._held if name.typed == typed]
             for name in found:
                 self._drop(name)
             return bool(found)
@@ -315,6 +325,33 @@ class Memory:
         self._small.pop(name, None)
         self._limits -= held.limit
         held.store.close()
+
+
+def _typed(namespace: Hashable) -> Hashable:
+    """A namespace as a key that tells apart what is equal but of another type."""
+    if isinstance(namespace, tuple):
+        return tuple(map(_typed, namespace))
+    return type(namespace), namespace
+
+
+_memories: weakref.WeakSet[Memory] = weakref.WeakSet()
+_locked: list[Memory] = []
+
+
+def _before_fork() -> None:
+    """Takes all locks, so that no thread is in the middle of a change that it will not finish in
+    the child."""
+    _locked[:] = sorted(_memories, key=id)
+    for memory in _locked:
+        memory._lock.acquire()
+
+
+def _after_fork() -> None:
+    while _locked:
+        _locked.pop()._lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 @functools.cache

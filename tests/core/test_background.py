@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -364,6 +366,26 @@ def test_real_threads_never_publish_half_a_tree() -> None:
     assert host.drafter.stop()
     assert not failures
     assert host.drafter.faults == 0
+
+
+def test_an_interpreter_that_exits_stops_the_threads_first() -> None:
+    """One that comes back from the core later would abort the process."""
+    script = """
+import atexit
+drafters = []
+atexit.register(lambda: print(drafters[0]._thread.is_alive()))  # the first is called last
+import numpy as np
+from fastdraft import Continuations, DraftConfig, Engine
+from fastdraft.background import BackgroundDrafter
+engine = Engine(DraftConfig(tree_budget=8))
+drafter = BackgroundDrafter(
+    engine, Continuations.allocate(2, 8), np.zeros(2, np.int32), lambda: None
+)
+drafters.append(drafter)
+drafter.add(0, np.arange(3_000_000, dtype=np.int32) % 9999)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
 def test_stop_ends_a_busy_thread_and_may_be_repeated() -> None:

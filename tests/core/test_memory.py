@@ -307,6 +307,19 @@ def test_a_corpus_is_whole_where_the_memory_has_room() -> None:
     assert corpus.begin == 0 and len(corpus) == 300_000 + 64 * (corpus.num_documents - 1)
 
 
+def test_names_that_are_equal_but_of_another_type_are_kept_apart() -> None:
+    """As a fleet keeps them apart, which writes their types."""
+    memory = Memory(8 << 20)
+    names: list[Hashable] = [1, True, 1.0, ("t", 1), ("t", True)]
+    for number, name in enumerate(names):
+        memory.of(name)[0].add([100 + number] * 9)
+    for number, name in enumerate(names):
+        [store] = memory.find([name])
+        assert set(text_of(store)) == {100 + number}
+    assert list(map(repr, memory.namespaces)) == list(map(repr, names))
+    assert memory.forget(True) and not memory.find([True]) and memory.find([1])
+
+
 def test_without_memory_there_are_no_stores() -> None:
     memory = Memory(0)
     assert memory.of("a") == memory.corpus("a", "b", [1]) == memory.find(["a"]) == []

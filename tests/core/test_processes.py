@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fastdraft import Datastore, Engine
+from fastdraft import Datastore, Engine, Memory
 
 KILLED_AFTER = 60  # seconds: only what hangs takes so long
 
@@ -62,6 +62,29 @@ def test_forks_use_the_live_stores_of_their_parent() -> None:
         over.set()
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forks_do_not_wait_for_what_a_thread_of_their_parent_held() -> None:
+    memory, over = Memory(8 << 20), threading.Event()
+
+    def use() -> None:
+        memory.of("tenant")[0].add([1, 2, 3])
+        memory.forget("tenant")
+
+    def hold() -> None:
+        while not over.is_set():
+            with memory._lock:
+                over.wait(0.01)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert [in_child(use) for _ in range(5)] == [0] * 5
+    finally:
+        over.set()
+        thread.join()
+    use()
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

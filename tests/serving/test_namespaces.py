@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -252,6 +254,25 @@ def test_a_long_text_that_is_refused_is_counted() -> None:
     here.end(1)
     here.drain()
     assert (here.refused, here.faults, here.engine.num_requests) == (2, 0, 0)
+
+
+def test_a_fork_goes_on_without_the_thread_of_its_parent() -> None:
+    host = make()
+    for key in range(3):
+        host.begin(key, list(range(20_000)), {})
+    with host._lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            host.begin(9, list(range(20_000)), {})
+            for key in (0, 9):
+                host.end(key)
+            host.drain()
+            host.totals(host.stats)
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    host.drain()
 
 
 def test_where_all_must_draft_the_same_nothing_is_left_to_a_thread() -> None:

@@ -22,8 +22,9 @@ OfferKind OfferKinds::add(std::string_view name) {
     throw InvalidValueError("an engine takes offers of at most " + std::to_string(kMostOfferKinds) +
                             " kinds, got one more, \"" + std::string(name) + "\"");
   }
-  names_.emplace_back(name);
+  // The name last: a kind that has one is never without what it learns.
   kinds_[static_cast<std::size_t>(kind)] = std::make_unique<Kind>();
+  names_.emplace_back(name);
   size_.store(kind + 1, std::memory_order_release);
   return kind;
 }

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -236,6 +237,15 @@ class HostRequests(Generic[TextT]):
         # Its thread starts with its first task.
         self._thread = None if in_step else ThreadPoolExecutor(1, "fastdraft-index")
         self._waiting: list[tuple[Future[Any], int]] = []  # its tasks, and their tokens
+        _hosts.add(self)
+
+    def _after_fork(self) -> None:
+        """In a forked process, which has no thread: what it was indexing goes without drafts."""
+        self._lock = threading.Lock()
+        self._thread = None
+        self._waiting = []
+        for text in self._texts.values():
+            text.indexing = None
 
     @property
     def faults(self) -> int:
@@ -529,6 +539,17 @@ class HostRequests(Generic[TextT]):
     def _fault(self, what: str = "drafting failed", error: Exception | None = None) -> None:
         """Counts a fault, by default the exception that is being handled, and logs it."""
         self._faults.add(f"{what}; the requests concerned go on without drafts", error)
+
+
+_hosts: weakref.WeakSet[HostRequests[Any]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for host in list(_hosts):
+        host._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _ids(texts: Iterable[Text]) -> list[Any]:

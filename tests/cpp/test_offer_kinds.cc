@@ -1,0 +1,61 @@
+// Kinds of offers whose memory cannot be had.
+#include "engine/offer_kinds.h"
+
+#include <cstdlib>
+#include <new>
+
+#include <gtest/gtest.h>
+
+namespace {
+
+// Allocations of this thread until one fails; none does below 0.
+thread_local int left = -1;
+
+void* allocate(std::size_t size, std::size_t alignment) {
+  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  size = (size + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, size == 0 ? alignment : size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return allocate(size, alignof(std::max_align_t)); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return allocate(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace fastdraft {
+namespace {
+
+TEST(OfferKinds, OneWhoseMemoryCannotBeHadIsWholeWhenItIsAddedAgain) {
+  for (int allocations = 0;; ++allocations) {
+    OfferKinds kinds;
+    const std::string name(40, 'k');  // no short one, which takes no memory of its own
+    left = allocations;
+    bool failed = false;
+    try {
+      kinds.add(name);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    left = -1;
+    const OfferKind kind = kinds.add(name);
+    EXPECT_EQ(kind, 0);
+    EXPECT_EQ(kinds.size(), 1);
+    EXPECT_EQ(kinds.names().size(), 1u);
+    ASSERT_NE(&kinds.model(kind), nullptr);
+    if (!failed) {
+      EXPECT_GE(allocations, 3);
+      return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fastdraft
