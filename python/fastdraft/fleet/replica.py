@@ -403,7 +403,7 @@ class Replica:
             return True
         return False
 
-    def _sealed(self, space: _Space, name: str, pieces: list[Piece]) -> bytes:
+    def _sealed(self, space: _Space, name: str, pieces: list[Piece]) -> _Content:
         body = b"".join(piece.sealed() for piece in pieces)
         tokens = sum(piece.tokens for piece in pieces)
         return self._objects.seal(f"{space.folder}/{name}", space.tombstone, body, tokens)
