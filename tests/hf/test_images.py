@@ -15,6 +15,7 @@ from hf_models import (
     VOCABULARY,
     Forester,
     Generous,
+    assert_decodes,
     drawn,
     edited,
     repetitive_batch,
@@ -265,3 +266,58 @@ def test_images_for_other_models_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(type(model.config), "model_type", "unknown")
     with pytest.raises(InvalidValueError, match=r"; got (image|pixel_values) for unknown"):
         hf.generate(model, **inputs, **OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["token_type_ids", "mm_token_type_ids"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_token_types_of_nothing_but_text_are_text(
+    monkeypatch: pytest.MonkeyPatch, name: str, rows: int
+) -> None:
+    family = "paligemma" if name == "token_type_ids" else "qwen2_vl"
+    model, inputs = _model(family), repetitive_batch(rows)
+    inputs["input_ids"].clamp_(max=min(_MARKERS) - 1)
+    inputs[name] = torch.zeros_like(inputs["input_ids"])
+    # Of a kind that is not known to take images.
+    monkeypatch.setattr(type(model.config), "model_type", "unknown")
+    expected = model.generate(**inputs, **OPTIONS)
+    prediction = [edited(row[PROMPT:]) for row in expected]
+    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=prediction)
+    assert torch.equal(output.sequences, expected)
+    inputs[name][0, -1] = 1
+    with pytest.raises(InvalidValueError, match=f"got {name} for unknown"):
+        hf.generate(model, **inputs, **OPTIONS)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_models_that_leave_positions_to_the_cache(rows: int) -> None:
+    """They count padding: so do the positions of drafts, in trees and in rows of any length."""
+    if not hasattr(transformers, "Exaone4_5_Config"):
+        pytest.skip("needs a newer transformers")
+    config = transformers.Exaone4_5_Config(
+        text_config={"model_type": "exaone4", "layer_types": ["full_attention"] * 2, **_TEXT},
+        vision_config=_QWEN_TOWER
+        | {"intermediate_size": 32, "hidden_size": 32, "out_hidden_size": 32, "depth": 1}
+        | {"window_size": 16, "fullatt_block_indexes": [0], "num_key_value_heads": 1},
+        image_token_id=IMAGE,
+        video_token_id=95,
+    )
+    make = transformers.AutoModelForImageTextToText.from_config
+    model, inputs = drawn(make, config).double(), repetitive_batch(rows)
+    inputs["input_ids"].clamp_(max=min(_MARKERS) - 1)
+    for drafts in ("predicted", "trees"):
+        assert_decodes(model, inputs, drafts, exact=True, **OPTIONS)
+
+
+def test_a_multimodal_model_that_errs_over_several_tokens_is_refused() -> None:
+    if not hasattr(transformers, "Kosmos2_5Config"):
+        pytest.skip("needs a newer transformers")
+    sizes = {"vocab_size": VOCABULARY, "embed_dim": 32, "layers": 2, "ffn_dim": 48}
+    config = transformers.Kosmos2_5Config(
+        text_config=sizes | {"attention_heads": 4, "max_position_embeddings": 128},
+        vision_config={"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "head_dim": 8, "patch_embed_hidden_size": 12},
+    )
+    model = drawn(transformers.Kosmos2_5ForConditionalGeneration, config).double()
+    message = "cannot verify drafts: several tokens in one forward must have the logits of plain"
+    with pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(1), **OPTIONS)

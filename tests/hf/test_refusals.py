@@ -20,6 +20,7 @@ from fastdraft.hf.interface import CACHE
 from hf_models import (
     Generous,
     assert_decodes,
+    drawn,
     plain_tokens,
     repetitive_batch,
     tiny_model,
@@ -105,10 +106,22 @@ def test_models_with_an_indexer() -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
     ranks = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 8, "head_dim": 4}
-    index = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 200}
+    index = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 64}
     config = transformers.DeepseekV32Config(
         vocab_size=97, num_hidden_layers=1, pad_token_id=0, **sizes, **ranks, **heads, **index
     )
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InvalidValueError, match=r"without an indexer, .* got deepseek_v32"):
-        hf.generate(model, **repetitive_batch(1), **OPTIONS)
+    config._experts_implementation = "eager"
+    model = drawn(transformers.AutoModelForCausalLM.from_config, config).double()
+    # So long as all tokens are chosen, nothing depends on the choice.
+    for rows, drafts in ((1, "predicted"), (1, "trees"), (3, "predicted"), (3, "trees")):
+        assert_decodes(model, repetitive_batch(rows), drafts, exact=True, **OPTIONS)
+    options = {**OPTIONS, "return_dict_in_generate": True, "max_new_tokens": 16}
+    first = hf.generate(model, **repetitive_batch(1), **options)
+    more = {"input_ids": first.sequences, "attention_mask": torch.ones_like(first.sequences)}
+    options["max_new_tokens"] = 8
+    expected = model.generate(**more, **options).sequences
+    second = hf.generate(model, **more, **options, **{CACHE: first[CACHE]})
+    assert torch.equal(second.sequences, expected)
+    long = {**OPTIONS, "max_new_tokens": 40}
+    with pytest.raises(InvalidValueError, match=r"max_length must be at most 64, .* got 70"):
+        hf.generate(model, **repetitive_batch(1), **long)

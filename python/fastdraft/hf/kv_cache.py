@@ -51,11 +51,12 @@ SHARING: tuple[type, ...] = tuple(
 )
 
 
+_INDEXED: Any = getattr(cache_utils, "DynamicIndexedLayer", None)
 # Layers that can be told apart by what they hold; a model's own kinds may hold more.
 _KNOWN: tuple[type, ...] = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    *(() if STATE is None else (STATE,)),
+    *(kind for kind in (_INDEXED, STATE) if kind is not None),
     *(
         getattr(cache_utils, f"LinearAttentionAnd{each}Layer")
         for each in ("FullAttention", "SlidingWindowAttention")
@@ -247,6 +248,29 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
 
     def get_max_length(self) -> int:
         return -1
+
+
+class _IndexedLayer(_GrowingLayer):  # type: ignore[no-untyped-call]
+    """A layer whose indexer keeps keys of its own, in the same columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.indexer = _GrowingLayer()
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """The indexer's keys (rows, tokens, size), old and new."""
+        self.indexer.plan = self.plan
+        keys = indexer_key_states[:, None]
+        # A layer holds keys and values; the indexer has no values.
+        return self.indexer.update(keys, keys[..., :0])[0][:, 0]
+
+    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        super().move(rows, sources, targets)
+        self.indexer.move(rows, sources, targets)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        super().keep(slots)
+        self.indexer.keep(slots)
 
 
 class _HybridLayer(RecurrentLayer, _GrowingLayer):  # type: ignore[no-untyped-call]
@@ -497,6 +521,9 @@ class RowCache(RaggedCache):
             held = slice(start - layer.bases[0], length - layer.bases[0])
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
+            if isinstance(layer, _IndexedLayer):
+                target.indexer_keys = layer.indexer.buffers.pop(0)[:1, 0, held].clone()
+                target.is_indexer_initialized = True
 
 
 def places_after(ended: Sequence[bool]) -> list[int]:
@@ -522,7 +549,16 @@ def _row_layer(layer: Any, index: int, length: int) -> Any:
     window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
     attends = isinstance(layer, DynamicLayer)
     row_layer: Any
-    if attends and not _is_recurrent(layer):
+    if type(layer) is _INDEXED:
+        row_layer = _IndexedLayer()
+        if layer.get_seq_length():
+            row_layer.indexer.lazy_initialization(
+                layer.indexer_keys[:, None], layer.indexer_keys[:, None, :, :0]
+            )
+            row_layer.indexer.update(
+                layer.indexer_keys[:, None], layer.indexer_keys[:, None, :, :0]
+            )
+    elif attends and not _is_recurrent(layer):
         row_layer = _GrowingLayer(window)
     else:
         count = layer.number_of_states

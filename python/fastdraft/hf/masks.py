@@ -23,7 +23,7 @@ from fastdraft.hf.kv_cache import Frame
 __all__ = ["Masks"]
 
 # Of layers whose masks are made here.
-_KINDS: Final = ("full_attention", "sliding_attention")
+_KINDS: Final = ("full_attention", "indexed_attention", "sliding_attention")
 # Of layers that take no mask: their states, or nothing at all, stand for what is before a token.
 _WITHOUT: Final = ("conv", "linear_attention", "mlp", "moe")
 _HYBRID: Final = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}

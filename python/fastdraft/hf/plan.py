@@ -44,7 +44,7 @@ from fastdraft.hf.static import (
     compiling,
     require_fixed_shapes,
 )
-from fastdraft.hf.step import CachedModel
+from fastdraft.hf.step import CachedModel, prepares_plainly
 from fastdraft.step_latency import StepLatency
 from fastdraft.versions import naming_newer
 
@@ -188,7 +188,7 @@ class Plan:
         # What every forward takes besides tokens, positions, mask and cache.
         own = {"attention_mask", "position_ids", "inputs_embeds", CACHE, *IMAGE_INPUTS}
         self._kwargs = {name: value for name, value in model_kwargs.items() if name not in own}
-        require_verifying(
+        self._takes_positions = require_verifying(
             model,
             prepared=self._prepared,
             max_length=config.max_length + self._cache.get_seq_length(),
@@ -199,8 +199,11 @@ class Plan:
         self._ask(rows)
 
     def _ask(self, rows: int) -> None:
-        """Refuses a model whose forwards cannot verify drafts."""
-        if not getattr(self._cache, "has_recurrent_layers", False):
+        """Refuses a model whose forwards cannot verify drafts, where its own code may say so."""
+        recurs = getattr(self._cache, "has_recurrent_layers", False)
+        if isinstance(self._cache, StaticRowCache) or (
+            prepares_plainly(self._model) and not recurs
+        ):
             return
         problem = ask(
             self._model,
@@ -314,11 +317,16 @@ class Plan:
                 f"{type(model).__name__}, which does not"
             )
         position_ids = self._model_kwargs.get("position_ids")
+        first_positions = None
+        if position_ids is not None:
+            first_positions = position_ids[..., -1:] + 1 - columns
+            if not self._takes_positions:
+                first_positions = torch.zeros_like(first_positions[:1, :1])
         target = self._stepping(
             model,
             cache=cache,
             masks=self._masks,
-            first_positions=None if position_ids is None else position_ids[..., -1:] + 1 - columns,
+            first_positions=first_positions,
             kwargs=self._kwargs,
             home=input_ids.device,
         )

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from fastdraft import DraftStats
+from fastdraft.errors import FastdraftError
 from fastdraft.hf.vocabulary import vocabulary_size
 
 __all__ = ["Question", "ask"]
@@ -165,7 +166,12 @@ def _asked(model: Any, question: Question, decode: Callable[..., Any]) -> str | 
     plain = type(model).generate(model, **inputs, **options)
     expected = plain.sequences[:, shape[1] :].tolist()
     drafter = _Scripted(expected, usual, question.trees)
-    ours = decode(drafter, **inputs, **options)
+    try:
+        ours = decode(drafter, **inputs, **options)
+    except FastdraftError:
+        raise
+    except Exception as raised:
+        return f"{question} must be what its code takes, got {raised!r}"
     errors, largest = [], 0.0
     for row, tokens in enumerate(expected):
         said = ours.sequences[row, shape[1] :].tolist()

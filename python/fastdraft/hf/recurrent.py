@@ -6,8 +6,12 @@ rejected draft could bring back, and cuts them anew at every forward.
 A recurrent state cannot be cropped: it forgets what it was before a token. So it is kept twice, as
 it is now and as it was at the latest commit. Where a draft is accepted whole, the present state is
 right, and the next forward commits it. Otherwise the next forward begins at the commit, with the
-accepted tokens since then, the pending ones, before its own. No forward is made for the state alone
-while rows are equally long.
+accepted tokens since then, the pending ones, before its own.
+
+So a single row needs no forward for its state alone: a step without a draft commits. In a batch a
+row that is narrower than the forward cannot commit, as padding changes its state too; there a
+forward over pending tokens alone commits the rows that fill it, once pending tokens have cost as
+much time as it takes.
 """
 
 from __future__ import annotations
@@ -67,7 +71,7 @@ class Commits:
         if self._now is None:
             return list(lengths)
         rows = zip(lengths, self._now, self._committed, strict=True)
-        return [length if length == now else committed for length, now, committed in rows]
+        return [now if 0 <= now <= length else committed for length, now, committed in rows]
 
     def plan(
         self,

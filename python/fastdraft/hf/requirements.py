@@ -32,9 +32,11 @@ IMAGE_INPUTS: Final = frozenset(
         "mm_token_type_ids",
         "pixel_attention_mask",
         "pixel_values",
+        "moe_mm_token_type_ids",
         "token_type_ids",
     }
 )
+_TYPES: Final = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 # What makes the masks of windows in transformers.
 _WINDOW_MASKS: Final = ("create_chunked_causal_mask", "create_sliding_window_causal_mask")
 # Models that take no several tokens behind a cache, or let a token see those behind it.
@@ -84,7 +86,7 @@ def require_supported(
             "it drops the key-value cache before transformers 5.24: call model.eval()"
         )
     _require_positions(model, config)
-    _require_unindexed(model)
+    _require_unindexed(model, config)
     _require_causal(model)
     _require_known_inputs(model, model_kwargs)
     if not config.use_cache:
@@ -120,7 +122,12 @@ def own_cache(model: Any, input_ids: torch.Tensor) -> Cache | None:
 
 
 def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
-    given = [name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)]
+    given = [
+        name
+        for name, value in model_kwargs.items()
+        # Token types that are all zeros say that the prompt is text.
+        if isinstance(value, torch.Tensor) and not (name in _TYPES and not value.any())
+    ]
     # What `generate` has encoded already, by its kind.
     given += model_kwargs.get("mm_encoder_outputs") or {}
     known = {"attention_mask", "position_ids", "inputs_embeds"}
@@ -166,14 +173,16 @@ def _require_positions(model: Any, config: GenerationConfig) -> None:
                 )
 
 
-def _require_unindexed(model: Any) -> None:
-    """Refuses attention to tokens that an indexer chooses: of those that tie for the last place,
-    rounding decides, and what is chosen is no small difference."""
+def _require_unindexed(model: Any, generation: GenerationConfig) -> None:
+    """Refuses texts from which an indexer chooses what is attended to: of tokens that tie for the
+    last place, rounding decides, and what is chosen is no small difference."""
     config = model.config.get_text_config(decoder=True)
-    if "indexed_attention" in (getattr(config, "layer_types", None) or ()):
+    most = getattr(config, "index_topk", None) or generation.max_length
+    is_indexed = "indexed_attention" in (getattr(config, "layer_types", None) or ())
+    if is_indexed and generation.max_length > most:
         raise InvalidValueError(
-            "model must attend without an indexer, whose choice depends on rounding, "
-            f"got {config.model_type}"
+            f"max_length must be at most {most}, the index_topk of {config.model_type}, beyond "
+            f"which an indexer's choice depends on rounding, got {generation.max_length}"
         )
 
 
@@ -213,9 +222,12 @@ def require_verifying(
     position_ids: torch.Tensor | None,
     kwargs: dict[str, Any],
     device: torch.device,
-) -> None:
+) -> bool:
     """Raises InvalidValueError for a model that cannot verify drafts: one that runs on other tokens
     or another cache than it is given, or leaves windows to the cache.
+
+    Answers whether the model places tokens by the positions that it is given. One that drops them
+    places tokens by the columns of the cache, padding included.
 
     Args:
         model, prepared, position_ids: The model, its cache and the prompts' positions, if it takes
@@ -253,3 +265,4 @@ def require_verifying(
             f"{type(model).__name__}, which prepares others (prompt or prefix tuning?)"
         )
     _require_masked_windows(model, prepared, max_length)
+    return position_ids is None or inputs.get("position_ids") is not None

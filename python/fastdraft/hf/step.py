@@ -20,7 +20,7 @@ from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
 
-__all__ = ["CachedModel"]
+__all__ = ["CachedModel", "prepares_plainly"]
 
 
 @dataclass
@@ -61,7 +61,7 @@ class CachedModel:
             self._first = self.first_positions.numpy(force=True)
         # The inputs of the first forward, of which few change; None where the model has to be asked
         # each time.
-        plain = _prepares_plainly(self.model) and not any(name in self.kwargs for name in _CUT)
+        plain = prepares_plainly(self.model) and not any(name in self.kwargs for name in _CUT)
         self._known_inputs: dict[str, Any] | None = {} if plain else None
 
     def _positions(self, offsets: NDArray[np.int64], rows: Sequence[int]) -> NDArray[np.int64]:
@@ -90,10 +90,11 @@ class CachedModel:
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
             input_ids, **{CACHE: self.cache}, **kwargs
         )
-        for name in _CHANGING:
-            # Some models put their own number of logits here, or drop positions.
-            if kwargs.get(name) is not None:
-                inputs[name] = kwargs[name]
+        # Some models put their own number of logits here, or leave positions to the cache.
+        if "logits_to_keep" in kwargs:
+            inputs["logits_to_keep"] = kwargs["logits_to_keep"]
+        if kwargs.get("position_ids") is not None and inputs.get("position_ids") is None:
+            inputs["position_ids"] = kwargs["position_ids"]
         if self._known_inputs is not None:
             given = {CACHE: self.cache, **kwargs}
             passed_on = all(inputs.get(name) is given.get(name) for name in _PASSED_ON)
@@ -248,7 +249,7 @@ _PASSED_ON = (CACHE, *_CHANGING)
 _CUT = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
-def _prepares_plainly(model: Any) -> bool:
+def prepares_plainly(model: Any) -> bool:
     """Whether the model prepares its inputs as transformers does where nobody says otherwise.
 
     Then its inputs are what it is given, and need not be prepared at every step.
