@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -288,14 +289,49 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("package", ["click", "rich", "platformdirs"])
+COMMAND_LINE = ("click", "jmespath", "platformdirs", "rich")
+
+
+@pytest.mark.parametrize("package", COMMAND_LINE)
 def test_a_missing_package_of_the_command_line_is_named(package: str) -> None:
-    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['fastdraft', 'doctor'];"
+    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['fastdraft', 'replay'];"
     result = run_python(blocked + "from fastdraft.cli import main; main()")
     assert result.returncode == 1
     assert f"needs {package}" in result.stderr
     assert "pip install 'fastdraft[cli]'" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_doctor_and_version_need_no_extra() -> None:
+    bare = (*COMMAND_LINE, "tokenizers", "torch", "transformers")
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({bare!r}));"
+    run = "from fastdraft.cli import main; main()"
+    found = run_python(f"{blocked} sys.argv = ['fastdraft', '--version']; {run}")
+    whole = run_python(f"import sys; sys.argv = ['fastdraft', '--version']; {run}")
+    assert found.stdout == whole.stdout != ""
+    found = run_python(f"{blocked} sys.argv = ['fastdraft', 'doctor']; {run}")
+    assert "fastdraft._core         importable" in found.stdout
+    assert "demo model              needs platformdirs: pip install" in found.stdout
+    assert "Traceback" not in found.stderr
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fastdraft", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("fastdraft, version ")
+
+
+def test_an_interrupt_exits_as_shells_have_it(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    os.mkfifo(log)
+    command = [sys.executable, "-m", "fastdraft", "replay", str(log)]
+    # The log opens when the command reads it.
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as running, log.open("wb"):
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate()
+    assert running.returncode == 130
+    assert b"Traceback" not in told
 
 
 def test_a_missing_package_of_a_command_is_named() -> None:

@@ -7,12 +7,15 @@ import click
 import fastdraft
 from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
-from fastdraft.cli.doctor import doctor
+from fastdraft.cli.doctor import check
 from fastdraft.cli.memory import memory
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
 __all__ = ["app"]
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 
 # What the commands import when they run, and the extra that installs it.
 EXTRAS = {
@@ -36,6 +39,8 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
         except FastdraftError as error:
             raise click.ClickException(str(error)) from error
         except ModuleNotFoundError as error:
@@ -59,5 +64,16 @@ def app() -> None:
     """
 
 
-for command in (datastore, demo, doctor, memory, replay):
+@app.command()
+@click.pass_context
+def doctor(context: click.Context) -> None:
+    """Show versions, which hosts load fastdraft, and how to turn drafting on in each.
+
+    Loading a host takes as long as its own start. Exits with 1 where an installed host cannot load
+    fastdraft.
+    """
+    context.exit(check())
+
+
+for command in (datastore, demo, memory, replay):
     app.add_command(command)

@@ -1,19 +1,20 @@
-"""`fastdraft doctor`: what is installed, which hosts load fastdraft, how to turn drafting on."""
+"""`fastdraft doctor`: what is installed, which hosts load fastdraft, how to turn drafting on.
+
+It works where fastdraft is installed without extras.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from importlib.metadata import entry_points, packages_distributions, version
 from typing import NamedTuple
 
-import click
-
-from fastdraft.demo.model import is_cached, model_directory
 from fastdraft.replay.measurement import describe_machine, versions
 from fastdraft.versions import NEWEST, OLDEST
 
-__all__ = ["doctor"]
+__all__ = ["check"]
 
 PARTS = ("fastdraft._core", "fastdraft.verification", "fastdraft.kernels", "fastdraft.hf")
 
@@ -71,25 +72,19 @@ HOSTS = (
 )
 
 
-@click.command()
-def doctor() -> None:
-    """Show versions, which hosts load fastdraft, and how to turn drafting on in each.
-
-    Loading a host takes as long as its own start. Exits with 1 where an installed host cannot load
-    fastdraft.
-    """
+def check() -> int:
+    """Prints what was found; 1 where an installed host cannot load fastdraft, else 0."""
     for package, found in versions().items():
         _line(package, found or "not installed")
     for part in PARTS:
         _line(part, _state(part))
     _line("machine", describe_machine())
     _line("GPU", _gpus())
-    state = "there" if is_cached() else "not fetched yet"
-    _line("demo model", f"{model_directory()} ({state})")
+    _line("demo model", _demo_model())
     providers = packages_distributions()
     broken = []
     for host in HOSTS:
-        click.echo()
+        print()
         package, *_ = providers.get(host.imported) or [""]
         if not package:
             _line(host.title, "not installed")
@@ -108,7 +103,16 @@ def doctor() -> None:
         else:
             broken.append(host.title)
     if broken:
-        raise click.ClickException(f"cannot load fastdraft: {', '.join(broken)}")
+        print(f"Error: cannot load fastdraft: {', '.join(broken)}", file=sys.stderr)
+    return int(bool(broken))
+
+
+def _demo_model() -> str:
+    try:
+        from fastdraft.demo.model import is_cached, model_directory
+    except ModuleNotFoundError as error:
+        return f"needs {error.name}: pip install 'fastdraft[demo]'"
+    return f"{model_directory()} ({'there' if is_cached() else 'not fetched yet'})"
 
 
 def _problem(host: Host) -> str | None:
@@ -130,7 +134,7 @@ def _problem(host: Host) -> str | None:
 
 
 def _line(name: str, value: str) -> None:
-    click.echo(f"{name:<24}{value}")
+    print(f"{name:<24}{value}")
 
 
 def _state(module: str) -> str:

@@ -60,7 +60,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--model",
-            metavar="PATH_OR_NAME",
+            metavar="MODEL",
             help="A causal language model: a directory or a name on the Hugging Face hub.  "
             "[default: SmolLM2-135M-Instruct, fetched at first use]",
         ),

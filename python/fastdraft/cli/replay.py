@@ -34,8 +34,9 @@ from fastdraft.replay import (
     settings_of,
 )
 from fastdraft.replay import replay as replay_families
-from fastdraft.replay.answer import html_report
+from fastdraft.replay.answer import LONGEST, families_table, gpu_table, head, sentence
 from fastdraft.replay.calls import Reader
+from fastdraft.replay.costs import GPUS, MODELS, cost_curve
 from fastdraft.replay.display import plain, progress
 from fastdraft.replay.forms import Row, mapped
 from fastdraft.replay.measurement import describe_machine, write_results
@@ -91,6 +92,20 @@ def _mapped(text: str) -> Row:
     help="What a draft token costs, as a fraction of a step; each one given is a run.",
 )
 @click.option(
+    "--model",
+    "model",
+    type=click.Choice(list(MODELS)),
+    help="In place of --token-cost: the computed cost of draft tokens of such a model on --gpu; "
+    "of a mixture the first ones are dear.",
+)
+@click.option(
+    "--gpu",
+    type=click.Choice(list(GPUS)),
+    default="H100 SXM",
+    show_default=True,
+    help="For --model.",
+)
+@click.option(
     "--lookahead",
     type=NUMBER,
     help="The longest draft, in tokens.  [default: 64; 16 for drafters that take no --token-cost]",
@@ -138,10 +153,9 @@ def _mapped(text: str) -> Row:
     "--svg", type=NEW_FILE, help="With --show: also draw the coloured text to this image."
 )
 @click.option(
-    "--html", type=NEW_FILE, help="Write a page that steps through the requests in a browser."
-)
-@click.option(
-    "--report", "report_file", type=NEW_FILE, help="Write a page for a colleague: what it is worth."
+    "--html",
+    type=NEW_FILE,
+    help="Write a page for a browser: the answer and its tables, and the requests step by step.",
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
 @click.option(
@@ -155,6 +169,8 @@ def replay(
     drafters: tuple[str, ...],
     peers: bool,
     token_costs: tuple[float, ...],
+    model: str | None,
+    gpu: str,
     lookahead: int | None,
     tree_budget: int | None,
     at_once: int,
@@ -165,18 +181,16 @@ def replay(
     shown: str | None,
     svg: Path | None,
     html: Path | None,
-    report_file: Path | None,
     json_file: Path | None,
     plot: Path | None,
     address: str | None,
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
 
-    LOGS are files, or folders with .jsonl files in them, packed or not (.gz, .zst). Each line is a
-    request with its answer: of OpenAI's interfaces or batch files, of LiteLLM, of the request logs
-    of vLLM and SGLang, or {"prompt": ..., "output": ...}. What has none of these forms is left out
-    and counted, and the first such line is shown. Messages become tokens by the chat template of
-    the model that --tokenizer names.
+    LOGS are files of any form in which model calls lie, or folders of them: bodies of requests and
+    answers, exports of tracers, sessions of agents, files of trainers, logs of servers; as JSON,
+    JSON lines or Parquet, packed or not (.gz, .zst). Each call counts once. What was left out is
+    told first. Messages become tokens by the chat template of the model that --tokenizer names.
 
     A draft is accepted as far as the recorded output follows it. Requests are taken in the order of
     their file; each file is a family, which starts with an empty memory. The first output token
@@ -220,12 +234,18 @@ def replay(
     is_known = tokenizer is not None or texts.is_loaded
     decode = pieces.decode if sample else texts.decode if is_known else None
     stores = [open_datastore(path, texts if is_known else None) for path in datastores]
+    curves: list[tuple[float, ...] | None] = [None]
+    if model is not None:
+        longest = max(LONGEST, lookahead or 0, tree_budget or 0)
+        curves = [cost_curve(each, gpu, at_once, longest) for each in MODELS[model]]
     settings = [
         setting
         for name in dict.fromkeys(drafters)
+        for curve in curves
         for setting in settings_of(
             name,
             token_costs=token_costs,
+            curve=curve,
             lookahead=lookahead,
             tree_budget=tree_budget,
             memory=memory,
@@ -234,7 +254,7 @@ def replay(
     ]
     for name in PEERS if peers else ():
         if name not in drafters:
-            found = settings_of(name, token_costs=token_costs, lookahead=lookahead)
+            found = settings_of(name, token_costs=token_costs, curve=curves[0], lookahead=lookahead)
             try:
                 found[0].make(1)
             except Unavailable as reason:
@@ -245,7 +265,7 @@ def replay(
     followed: dict[str, set[str]] = {}
     if shown is not None:
         followed = {name: {records[-1].id} for name, records in families.items()}
-    elif html is not None or report_file is not None:
+    elif html is not None:
         followed = choose(families, MOST_TOKENS // len(settings))
     traces: list[Trace] = []
     with ExitStack() as stack:
@@ -261,8 +281,15 @@ def replay(
             on_trace=traces.append,
             cluster=cluster,
         )
+    tables = []
     if shown is None:
-        report.show(console, results)
+        tables = [families_table(results)]
+        if "default" in drafters:
+            with progress(1) as advance:
+                advance("computing the table of GPUs", 0)
+                models = list(MODELS) if model is None else [model]
+                tables.insert(0, gpu_table(families, models))
+        report.show(console, sentence(results[0]), tables)
     else:
         for trace in traces:
             report.show_request(console, trace)
@@ -280,10 +307,8 @@ def replay(
     if html is not None:
         requests = 1 if shown is not None else sum(map(len, families.values()))
         title = f"{requests:,} recorded requests, replayed"
-        write_text(html, page(traces, title=title, requests=requests * len(settings)))
-    if report_file is not None:
-        ours = [each for each in traces if ", default, " in each.title]
-        write_text(report_file, html_report(results, ours))
+        begin = head(read, sentence(results[0]), tables) if tables else ""
+        write_text(html, page(traces, title=title, requests=requests * len(settings), head=begin))
 
 
 def _read(

@@ -1,31 +1,32 @@
-"""The answer to "what would it be worth for me?", from the results of a replay: as tables, which a
-terminal and a page for a colleague show alike."""
+"""The answer to "what would it save on my traffic?": a sentence and tables, which a terminal and a
+page show alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from itertools import groupby
+from typing import Final
 
 import numpy as np
 
-from fastdraft.replay.costs import GPUS, MODELS, token_cost
-from fastdraft.replay.results import (
-    ReplayResult,
-    Table,
-    families_table,
-    resampled_speeds,
-    speed_of,
-)
-from fastdraft.replay.trace import Trace
+from fastdraft.replay.costs import GPUS, MODELS, cost_curve
+from fastdraft.replay.page import choose
+from fastdraft.replay.records import Record
+from fastdraft.replay.results import Cost, ReplayResult, Table, resampled_speeds, speed_of
+from fastdraft.replay.run import replay
+from fastdraft.replay.settings import settings_of
 
-__all__ = ["SERVERS", "gpu_table", "html_report", "tables", "worth_table"]
+__all__ = ["SERVERS", "families_table", "gpu_table", "head", "sentence"]
 
-OURS = "default"
 LEAST_GAIN = 1.05
 """A family below it counts as one where drafts do not help."""
 AT_ONCE = (1, 16)
 """Requests that run together, in the table of GPUs."""
+GRID = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""The costs that dense models are replayed with: each with the next higher one's drafts."""
+MOST_TOKENS = 100_000
+"""The output tokens that the table of GPUs replays, of all requests together."""
+LONGEST: Final = 64
 SERVERS = (
     """vllm serve MODEL --speculative-config '{"method": "fastdraft"}'""",
     "python -m sglang.launch_server --model-path MODEL --speculative-algorithm FASTDRAFT",
@@ -33,124 +34,116 @@ SERVERS = (
 """The line to paste."""
 
 
-def tables(results: Sequence[ReplayResult]) -> Iterator[Table]:
-    """A table of each replay, the speeds of all drafters side by side, a summary, and the answer
-    where the default drafter was replayed."""
-    # Results that differ in the token cost alone have the same families.
-    for _, group in groupby(results, key=lambda result: id(result.families)):
-        yield families_table(list(group))
-    costs = list(dict.fromkeys(result.token_cost for result in results))
-    if len({result.drafter for result in results}) > 1:
-        for cost in costs:
-            here = [each for each in results if each.token_cost == cost]
-            yield Table(
-                f"Modelled speed at token cost {cost:g}",
-                ("family", *(each.drafter for each in here)),
-                [(name, *(f"{each.speeds[name]:.3f}" for each in here)) for name in here[0].speeds],
-            )
-    yield Table(
-        "Modelled speed, all families",
-        ("drafter", "token cost", "geometric mean", "worst", "worst family"),
-        [
-            (
-                each.drafter,
-                f"{each.token_cost:g}",
-                f"{each.geometric_mean:.3f}",
-                f"{each.worst:.3f}",
-                min(each.speeds, key=each.speeds.__getitem__),
-            )
-            for each in results
-        ],
+def sentence(result: ReplayResult) -> str:
+    """The answer in one sentence, for all calls together."""
+    counts = sum(family.sessions.sum(axis=0) for family in result.families.values())
+    steps, emitted, _ = counts if np.ndim(counts) else (0, 0, 0)
+    calls = sum(family.requests for family in result.families.values())
+    priced = result.priced()
+    low, high = np.percentile(resampled_speeds(priced, np.random.default_rng(0)), [2.5, 97.5])
+    costs = f"the first draft token costs {result.token_cost:.1%} of a forward pass"
+    if result.curve is None:
+        costs = f"a draft token costs {result.token_cost:.1%} of a forward pass"
+    together = "one at a time" if result.at_once == 1 else f"{result.at_once} at a time"
+    return (
+        f"On these {calls:,} calls, {together}, {result.drafter_name} would save "
+        f"{1 - steps / max(1, emitted):.0%} of the model's forward passes: {speed_of(priced):.2f} "
+        f"times as fast (95 % interval {low:.2f} to {high:.2f}) where {costs}."
     )
-    if any(each.drafter == OURS for each in results):
-        yield worth_table(results)
-        yield gpu_table(results)
 
 
-def worth_table(results: Sequence[ReplayResult]) -> Table:
-    """What the default drafter is worth at each cost of a draft token, over all requests together,
-    beside each other drafter."""
-    ours = [each for each in results if each.drafter == OURS]
-    peers = list(dict.fromkeys(each.drafter for each in results if each.drafter != OURS))
-    speeds = {
-        (each.drafter, each.token_cost): speed_of(each.sessions, each.token_cost)
-        for each in results
-    }
+def families_table(results: Sequence[ReplayResult]) -> Table:
+    """What was counted in each family, and the speed of each result."""
+    first = results[0]
     rows = []
-    for each in ours:
-        cost, counts = each.token_cost, each.sessions
-        steps, emitted, _ = counts.sum(axis=0)
-        samples = resampled_speeds(counts, cost, np.random.default_rng(0))
-        low, high = np.percentile(samples, [2.5, 97.5])
+    for name, family in first.families.items():
+        stats = family.stats
         rows.append(
             (
-                f"{cost:.1%}",
-                f"{1 - steps / max(1, emitted):.0%}",
-                f"{speeds[OURS, cost]:.2f}",
-                f"{low:.2f} to {high:.2f}",
-                *(f"{speeds[peer, cost]:.2f}" for peer in peers),
-                ", ".join(name for name, speed in each.speeds.items() if speed < LEAST_GAIN),
+                name,
+                f"{family.requests:,}",
+                f"{1 - stats.steps / max(1, stats.emitted):.0%}",
+                f"{stats.mean_accepted_tokens:.2f}",
+                f"{stats.acceptance_rate:.0%}",
+                *(f"{each.speeds[name]:.2f}" for each in results),
             )
         )
+    helpless = [name for name, speed in first.speeds.items() if speed < LEAST_GAIN]
     return Table(
-        f"What it is worth on these {sum(each.requests for each in ours[0].families.values()):,} "
-        "requests",
-        ("a draft token\ncosts", "steps\nsaved", "\nspeed", "95 %\ninterval", *peers, "no help in"),
+        first.title,
+        (
+            *("\nfamily", "\ncalls", "passes\nsaved", "tokens\na pass", "drafts\naccepted"),
+            *(f"{each.drafter_name}\nat {each.token_cost:.1%}" for each in results),
+        ),
         rows,
-        "Counted exactly from recorded answers. Speed is tokens / (steps + cost x draft tokens), "
-        "plain decoding is 1; 95 of 100 samples of the requests lie within the interval.",
+        "The last columns are speeds: tokens in the time of a forward pass without drafts."
+        + (f" Drafts do not help in {', '.join(helpless)}." if helpless else ""),
     )
 
 
-def gpu_table(results: Sequence[ReplayResult]) -> Table:
-    """For each GPU, model and `AT_ONCE` the computed cost of a draft token, and the speed there.
+def gpu_table(
+    families: Mapping[str, Sequence[Record]],
+    models: Sequence[str] = tuple(MODELS),
+    *,
+    on_request: Callable[[str, int], object] | None = None,
+) -> Table:
+    """For each GPU, model and `AT_ONCE` the speed at its computed cost, each replayed.
 
-    Of the runs of the default drafter the one with the next higher cost counts, with its drafts at
-    the lower cost. Beyond all of them it would draft less than it did, so there is no speed.
+    Of more than `MOST_TOKENS` of output a sample is replayed, a request of each family in turn.
     """
-    runs = sorted(
-        (each for each in results if each.drafter == OURS), key=lambda each: each.token_cost
-    )
+    chosen = choose(families, MOST_TOKENS)
+    some = {
+        name: [each for each in records if each.id in chosen[name]]
+        for name, records in families.items()
+        if chosen[name]
+    }
+    known: dict[tuple[Cost, int], ReplayResult] = {}
 
-    def cell(cost: float) -> str:
-        run = next((each for each in runs if each.token_cost >= cost), None)
-        return f"{cost:.1%}" + ("" if run is None else f", {speed_of(run.sessions, cost):.2f}x")
+    def speed(curve: Sequence[float], drafts: Cost, at_once: int) -> float:
+        if (drafts, at_once) not in known:
+            if isinstance(drafts, float):
+                setting = settings_of(token_costs=[drafts])
+            else:
+                setting = settings_of(curve=drafts)
+            [known[drafts, at_once]] = replay(setting, some, at_once=at_once, on_request=on_request)
+        return speed_of(known[drafts, at_once].priced(curve))
 
-    cases = [(title, model, n) for title, model in MODELS.items() for n in AT_ONCE]
+    def cell(name: str, gpu: str, at_once: int) -> str:
+        found = []
+        for model in MODELS[name]:
+            curve = cost_curve(model, gpu, at_once, LONGEST)
+            drafts: Cost = next((each for each in GRID if each >= curve[1] - 1), GRID[-1])
+            if model.experts:  # what is read is the same on all, and is nearly all of the cost
+                drafts = cost_curve(model, "H100 SXM", at_once, LONGEST)
+            found.append(f"{speed(curve, drafts, at_once):.2f}")
+        return " to ".join(sorted(found))
+
+    cases = [(name, n) for name in models for n in AT_ONCE]
+    whole, used = (sum(map(len, each.values())) for each in (families, some))
     return Table(
-        "The cost of a draft token, and the speed there",
-        ("GPU", *(f"{title}\n{n} at once" for title, _, n in cases)),
-        [(gpu, *(cell(token_cost(model, gpu, n)) for _, model, n in cases)) for gpu in GPUS],
-        "Computed from bandwidth and FLOPs, not measured. Without a speed: replay with a "
-        "--token-cost at least as high.",
+        "How many times as fast, by GPU",
+        ("\nGPU", *(f"{name}\n{n} at once" for name, n in cases)),
+        [(gpu, *(cell(name, gpu, n) for name, n in cases)) for gpu in GPUS],
+        "What a draft token costs there is computed from bandwidth and FLOPs, not measured. Of a "
+        "mixture the experts that tokens choose are independent, to correlated."
+        + (f" Replayed: {used:,} of the {whole:,} calls." if used < whole else ""),
     )
 
 
-def html_report(results: Sequence[ReplayResult], traces: Sequence[Trace]) -> str:
-    """A page for a colleague: the tables, and three requests in colour. It loads nothing.
-
-    Of `traces` it shows those with the most, the middle and the least steps saved.
-    """
-    by_gain = sorted(traces, key=lambda each: -each.stats.mean_accepted_tokens)
-    shown = {0: "the most", len(by_gain) // 2: "the middle", len(by_gain) - 1: "the least"}
-    parts = [
-        "<!doctype html><html lang='en'><meta charset='utf-8'><title>What drafts are worth</title>"
-        "<meta name='viewport' content='width=device-width'><style>body{font:16px/1.5 system-ui;"
-        "max-width:72rem;margin:2rem auto;padding:0 1rem;background:#fff;color:#111}"
-        "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.2rem .8rem;text-align:right;"
-        "border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"
-        "caption{font-weight:bold;text-align:left}"
-        "pre{background:#f6f6f6;padding:.8rem;overflow-x:auto}</style>"
-        "<h1>What drafts are worth</h1>",
-        # The answer first.
-        *(table.html() for table in reversed(list(tables(results)))),
-        "<h2>To try it</h2>",
-        *(f"<pre>{escape(line)}</pre>" for line in SERVERS),
-    ]
-    if by_gain:
-        parts.append("<h2>Three answers</h2><p>Coloured tokens were drafted and accepted.</p>")
-        parts += [
-            f"<h3>Where it saves {what}</h3>{by_gain[at]._repr_html_()}"
-            for at, what in shown.items()
-        ]
-    return "\n".join(parts)
+def head(read: Sequence[str], answer: str, tables: Sequence[Table]) -> str:
+    """The head of a page: the answer, what it stands on, and the tables; as HTML."""
+    first, *others = tables
+    return "".join(
+        (
+            f"<p class='answer'>{escape(answer)}</p>",
+            f"<ul class='muted'>{''.join(f'<li>{escape(each)}</li>' for each in read)}</ul>",
+            first.html(),
+            *(
+                f"<details><summary>{escape(each.title)}</summary>{each.html()}</details>"
+                for each in others
+            ),
+            "<details><summary>To try it</summary>",
+            *(f"<pre>{escape(line)}</pre>" for line in SERVERS),
+            "</details>",
+        )
+    )

@@ -1,16 +1,17 @@
-"""What a draft token costs on a GPU, computed from its bandwidth and its arithmetic.
+"""What draft tokens cost on a GPU, computed from its bandwidth and its arithmetic.
 
 A step reads the weights once and computes all its tokens. A draft token adds arithmetic, and in a
-mixture of experts the weights of experts that no other token chose. Attention, kernels that wait
-and communication are left out: measure where it matters.
+mixture of experts the weights of experts that no other token chose: the first ones are dear, later
+ones find most experts read already. Attention, kernels that wait and communication are left out:
+measure where it matters.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["GPUS", "MODELS", "Model", "token_cost"]
+__all__ = ["GPUS", "MODELS", "Model", "cost_curve"]
 
 GPUS: Final = {
     "L4": (0.30e12, 121e12),
@@ -32,29 +33,35 @@ class Model:
         experts: Parameters in experts; 0 for a dense model.
         chosen: Which part of the experts a token chooses.
         bits: Of a weight.
+        spread: n tokens choose as n ** spread independent ones would: 1 where tokens choose
+            independently, less where neighbours choose alike.
     """
 
     active: float
     experts: float = 0.0
     chosen: float = 1.0
     bits: int = 16
+    spread: float = 1.0
 
     def seconds(self, tokens: int, bandwidth: float, operations: float) -> float:
-        """A step of `tokens`, each with experts of its own choice."""
+        """A step of `tokens`."""
         shared = self.active - self.experts * self.chosen
-        read = shared + self.experts * (1 - (1 - self.chosen) ** tokens)
-        return read * self.bits / 8 / bandwidth + 2 * self.active * tokens / operations
+        read = shared + self.experts * (1 - (1 - self.chosen) ** (tokens**self.spread))
+        return float(read * self.bits / 8 / bandwidth + 2 * self.active * tokens / operations)
 
 
+_MIXTURE: Final = Model(3.3e9, experts=29e9, chosen=8 / 128)
 MODELS: Final = {
-    "dense, 16 bits": Model(8.2e9),
-    "dense, 4 bits": Model(8.2e9, bits=4),
-    "30B-A3B, 16 bits": Model(3.3e9, experts=29e9, chosen=8 / 128),
+    "dense": (Model(8.2e9),),
+    "dense, 4 bits": (Model(8.2e9, bits=4),),
+    "30B-A3B": (_MIXTURE, replace(_MIXTURE, spread=0.75)),
 }
-"""Of a dense model the size cancels out: it is in what is read and in what is computed."""
+"""The models of the table; of a mixture with independent and with correlated choices. Of a dense
+model the size cancels out: it is in what is read and in what is computed."""
 
 
-def token_cost(model: Model, gpu: str, at_once: int) -> float:
-    """A draft token for each of `at_once` requests, as a fraction of a step without drafts."""
-    plain, with_one_more = (model.seconds(n * at_once, *GPUS[gpu]) for n in (1, 2))
-    return with_one_more / plain - 1
+def cost_curve(model: Model, gpu: str, at_once: int, longest: int) -> tuple[float, ...]:
+    """The time of a step in which each of `at_once` requests has 1, 2, ... `longest` + 1 tokens, as
+    multiples of that of one without drafts."""
+    plain = model.seconds(at_once, *GPUS[gpu])
+    return tuple(model.seconds(n * at_once, *GPUS[gpu]) / plain for n in range(1, longest + 2))

@@ -163,19 +163,19 @@ def _messages(item: Any, role: str | None) -> Iterator[Json]:
         each: [] for each in ("text", "thought", "call", "result", "other")
     }
     for part in content if isinstance(content, list) else [content]:
-        name, value = _part(part)
-        held[name] += [value] if value else []
+        what, told = _part(part)
+        held[what] += [told] if told else []
     yield from held["result"]
     extra = item.get("additional_kwargs")
     for named in (item, extra if isinstance(extra, dict) else {}):
         thought = next((named[each] for each in _THOUGHTS if named.get(each)), None)
         if not held["thought"] and (text := text_of(thought)):
             held["thought"].append(text)
-    known = [each["id"] for each in held["call"]]
+    ids = [each["id"] for each in held["call"]]
     for call in item.get("tool_calls") or [item.get("function_call")]:
         if isinstance(call, dict):
             made = _call(call.get("tool_call", call))
-            held["call"] += [made] if made["id"] is None or made["id"] not in known else []
+            held["call"] += [made] if made["id"] is None or made["id"] not in ids else []
     is_empty = not any(held[each] for each in ("text", "thought", "call", "other"))
     if is_empty and (held["result"] or kind == "reasoning"):
         return

@@ -42,7 +42,7 @@ def choose(
     return chosen
 
 
-def page(traces: Iterable[Trace], *, title: str, requests: int) -> str:
+def page(traces: Iterable[Trace], *, title: str, requests: int, head: str = "") -> str:
     """An HTML page of requests, to step through with buttons or keys.
 
     It loads nothing, and its size is bounded: it says what it leaves out of longer prompts and
@@ -52,12 +52,13 @@ def page(traces: Iterable[Trace], *, title: str, requests: int) -> str:
         traces: The requests, in the order in which they are listed.
         title: What was run.
         requests: How many there were.
+        head: HTML that stands before them.
     """
     shown = [_request(trace) for trace in traces]
     content = {"title": title, "origins": ORIGINS, "total": requests, "requests": shown}
     # Within a script element only "<" can end it; ASCII keeps lone surrogates out of the file.
     data = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
-    return TEMPLATE.read_text("utf-8").replace("__DATA__", data)
+    return TEMPLATE.read_text("utf-8").replace("__HEAD__", head).replace("__DATA__", data)
 
 
 def _request(trace: Trace) -> dict[str, Any]:

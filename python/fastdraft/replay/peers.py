@@ -102,9 +102,18 @@ class EnginePeer(Peer):
 
     title = "fastdraft"
 
-    def __init__(self, engine: Engine, stores: Sequence[Datastore] = ()) -> None:
-        """`stores` are the live datastores that the engine was given; their bytes count."""
+    def __init__(
+        self,
+        engine: Engine,
+        stores: Sequence[Datastore] = (),
+        curve: Sequence[float] | None = None,
+    ) -> None:
+        """`stores` are the live datastores that the engine was given; their bytes count. `curve`
+        is the time of a step of 1, 2, ... tokens, in place of the engine's token cost."""
         self.engine = engine
+        self._propose: Callable[[Any], Any] = engine.propose
+        if curve is not None:
+            self._propose = partial(engine.propose, cost=np.array(curve))
         self._stores = stores
 
     def start(
@@ -116,7 +125,7 @@ class EnginePeer(Peer):
         request = engine.add_request(_text(prompt, first), prediction=prediction)
         return PeerRequest(
             request,
-            engine.propose,
+            self._propose,
             partial(engine.observe, request),
             tokens=lambda draft: draft.tolist(),
             parents=lambda draft: draft.parents.tolist(),

@@ -8,24 +8,25 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from fastdraft.replay.answer import SERVERS, tables
+from fastdraft.replay.answer import SERVERS
 from fastdraft.replay.display import heading, plain, show_origins, table
-from fastdraft.replay.results import ReplayResult
+from fastdraft.replay.results import Table
 from fastdraft.replay.trace import Trace
 
 __all__ = ["show", "show_request"]
 
 
-def show(console: Console, results: Sequence[ReplayResult]) -> None:
-    """Prints all tables, and how to try it."""
-    for each in tables(results):
+def show(console: Console, answer: str, tables: Sequence[Table]) -> None:
+    """Prints the answer, all tables, and how to try it."""
+    console.print(Text(f"\n{plain(answer)}", "bold"))
+    for each in tables:
         heading(console, each.title)
         rows = table(*each.heads)
         for row in each.rows:
             rows.add_row(*(Text(plain(cell)) for cell in row))
         console.print(rows)
         if each.note:
-            console.print(each.note)
+            console.print(Text(plain(each.note)))
     console.print("\nTo try it:")
     for line in SERVERS:
         console.print(Text(f"  {line}"))

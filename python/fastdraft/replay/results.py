@@ -18,10 +18,13 @@ __all__ = [
     "ReplayResult",
     "Table",
     "as_json",
-    "families_table",
     "resampled_speeds",
     "speed_of",
 ]
+
+
+Cost = float | Sequence[float]
+"""What a draft token costs as a fraction of a step, or the time of a step by its tokens."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class FamilyResult:
         num_bytes: The most that the drafter held, or None where it does not tell.
         sessions: Steps, emitted and drafted tokens of each session, or of each request without
             one; int64, (sessions, 3).
+        lengths: How many of its steps had 0, 1, 2, ... draft tokens; int64, (sessions, any).
     """
 
     requests: int
@@ -47,10 +51,20 @@ class FamilyResult:
     observe_ns_per_token: float
     num_bytes: int | None
     sessions: NDArray[np.int64] = field(compare=False)
+    lengths: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros((0, 0), np.int64), compare=False
+    )
 
-    def speed(self, token_cost: float) -> float:
+    def priced(self, cost: Cost) -> NDArray[np.float64]:
+        """Emitted tokens of each session, and its time in steps without drafts: (sessions, 2)."""
+        steps, emitted, drafted = self.sessions.T
+        if isinstance(cost, float | int):
+            return np.stack((emitted, steps + cost * drafted), axis=1)
+        return np.stack((emitted, self.lengths @ np.array(cost)[: self.lengths.shape[1]]), axis=1)
+
+    def speed(self, cost: Cost) -> float:
         """Tokens in the time of a step without drafts: emitted / (steps + cost * drafted)."""
-        return speed_of(self.sessions, token_cost)
+        return speed_of(self.priced(cost))
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,8 @@ class ReplayResult:
         tree_budget: The most nodes of a tree; None for chains.
         at_once: How many requests ran at a time.
         families: The results by the families' names.
+        curve: In place of the token cost, the time of a step of 1, 2, ... tokens, as multiples of
+            that of one token.
     """
 
     drafter: str
@@ -73,16 +89,22 @@ class ReplayResult:
     tree_budget: int | None
     at_once: int
     families: dict[str, FamilyResult]
+    curve: Sequence[float] | None = None
 
     @property
-    def sessions(self) -> NDArray[np.int64]:
-        """Those of all families, as `FamilyResult.sessions`."""
-        return np.concatenate([family.sessions for family in self.families.values()])
+    def cost(self) -> Cost:
+        """What the speeds are modelled with."""
+        return self.token_cost if self.curve is None else self.curve
+
+    def priced(self, cost: Cost | None = None) -> NDArray[np.float64]:
+        """Those of all families, as `FamilyResult.priced`; by default at the result's own cost."""
+        found = self.cost if cost is None else cost
+        return np.concatenate([family.priced(found) for family in self.families.values()])
 
     @property
     def speeds(self) -> dict[str, float]:
         """The modelled speed of each family."""
-        return {name: each.speed(self.token_cost) for name, each in self.families.items()}
+        return {name: each.speed(self.cost) for name, each in self.families.items()}
 
     @property
     def tokens_per_step(self) -> dict[str, float]:
@@ -104,16 +126,21 @@ class ReplayResult:
         """The geometric mean's 95 % interval, by the bootstrap over each family's sessions."""
         draws = np.random.default_rng(0)
         logarithms = sum(
-            np.log(resampled_speeds(family.sessions, self.token_cost, draws))
+            np.log(resampled_speeds(family.priced(self.cost), draws))
             for family in self.families.values()
         )
         low, high = np.exp(np.percentile(logarithms / len(self.families), [2.5, 97.5]))
         return float(low), float(high)
 
     @property
+    def drafter_name(self) -> str:
+        """The drafter's name; the default one is fastdraft."""
+        return "fastdraft" if self.drafter == "default" else self.drafter
+
+    @property
     def title(self) -> str:
         """What drafted, and how."""
-        shape = f"{self.drafter}, lookahead {self.lookahead}"
+        shape = f"{self.drafter_name}, lookahead {self.lookahead}"
         if self.tree_budget is not None:
             shape += f", trees of up to {self.tree_budget}"
         return shape if self.at_once == 1 else f"{shape}, {self.at_once} at once"
@@ -126,6 +153,8 @@ class ReplayResult:
         )
 
     def _repr_html_(self) -> str:
+        from fastdraft.replay.answer import families_table
+
         return families_table([self]).html()
 
 
@@ -145,39 +174,11 @@ class Table(NamedTuple):
             return f"<tr>{''.join(f'<{tag}>{escape(value)}</{tag}>' for value in values)}</tr>"
 
         return (
-            f"<table><caption>{escape(self.title)}</caption><thead>{cells('th', self.heads)}"
-            f"</thead><tbody>{''.join(cells('td', row) for row in self.rows)}</tbody></table>"
+            f"<div class='wide'><table><caption>{escape(self.title)}</caption>"
+            f"<thead>{cells('th', self.heads)}</thead>"
+            f"<tbody>{''.join(cells('td', row) for row in self.rows)}</tbody></table></div>"
             f"<p>{escape(self.note)}</p>"
         )
-
-
-def families_table(results: Sequence[ReplayResult]) -> Table:
-    """What was counted in each family, and the speed at each cost of a run."""
-    first = results[0]
-    costs = [f"{each.token_cost:g}" for each in results]
-    rows = []
-    for name, family in first.families.items():
-        stats = family.stats
-        rows.append(
-            (
-                name,
-                f"{family.requests:,}",
-                f"{stats.steps:,}",
-                f"{stats.mean_accepted_tokens:.2f}",
-                f"{stats.drafted / max(1, stats.steps):.2f}",
-                f"{stats.acceptance_rate:.0%}",
-                *(f"{each.speeds[name]:.3f}" for each in results),
-                *(f"{time / 1e3:.2f}" for time in family.propose_ns),
-                *(f"{time:.0f}" for time in family.observe_ns),
-                "" if family.num_bytes is None else f"{family.num_bytes / 1e6:.1f}",
-            )
-        )
-    heads = (
-        *("family", "re-\nquests", "\nsteps", "tokens\na step", "drafted\na step", "accep-\nted"),
-        *(f"speed\nat {cost}" for cost in costs),
-        *("propose\nus p50", "\np99", "observe\nns p50", "\np99", "\nMB"),
-    )
-    return Table(f"{first.title}, token cost {', '.join(costs)}", heads, rows)
 
 
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
@@ -189,6 +190,7 @@ def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
             "lookahead": result.lookahead,
             "tree_budget": result.tree_budget,
             "at_once": result.at_once,
+            "curve": None if result.curve is None else list(result.curve),
             "geometric_mean": result.geometric_mean,
             "interval": result.interval,
             "worst": result.worst,
@@ -210,26 +212,24 @@ def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
     ]
 
 
-def speed_of(counts: NDArray[np.int64], token_cost: float) -> float:
-    """The modelled speed of sessions, as `FamilyResult.sessions`, together; 1 without steps."""
-    steps, emitted, drafted = counts.sum(axis=0)
-    return float(emitted / (steps + token_cost * drafted)) if steps else 1.0
+def speed_of(priced: NDArray[np.float64]) -> float:
+    """The modelled speed of sessions, as `FamilyResult.priced`, together; 1 without steps."""
+    emitted, time = priced.sum(axis=0)
+    return float(emitted / time) if time else 1.0
 
 
 def resampled_speeds(
-    counts: NDArray[np.int64], token_cost: float, draws: np.random.Generator
+    priced: NDArray[np.float64], draws: np.random.Generator
 ) -> NDArray[np.float64]:
     """Modelled speeds of 500 samples of the sessions, as many as there are, with replacement.
 
     Args:
-        counts: As `FamilyResult.sessions`.
-        token_cost: What a draft token costs, as a fraction of a step.
+        priced: As `FamilyResult.priced`.
         draws: Chooses the sessions.
     """
-    rows = len(counts)
+    rows = len(priced)
     drawn = draws.multinomial(rows, np.full(rows, 1 / rows), size=500)
-    steps, emitted, drafted = (drawn @ counts).T
-    time = steps + token_cost * drafted
+    emitted, time = (drawn @ priced).T
     speeds = np.ones(len(drawn))
     np.divide(emitted, time, out=speeds, where=time > 0)
     return speeds

@@ -7,6 +7,7 @@ would. The first output token comes with prefill and is not counted.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -103,7 +104,13 @@ def replay(
                     on_trace(replace(trace, title=f"{name}, {setting.title}", decode=decode))
         results += [
             ReplayResult(
-                setting.drafter, cost, setting.lookahead, setting.tree_budget, at_once, found
+                setting.drafter,
+                cost,
+                setting.lookahead,
+                setting.tree_budget,
+                at_once,
+                found,
+                setting.curve,
             )
             for cost in setting.token_costs
         ]
@@ -207,11 +214,13 @@ class _Counts:
         self.observed: list[int] = []
         self.most_bytes: int | None = None
         self.sessions: dict[object, NDArray[np.int64]] = {}
+        self.lengths: dict[object, Counter[int]] = {}
 
     def result(self) -> FamilyResult:
         clock = clock_ns()
         observe_ns = np.array(self.observe_ns) - clock
         observed = np.array(self.observed)
+        longest = max((max(each, default=0) for each in self.lengths.values()), default=0)
         return FamilyResult(
             requests=self.requests,
             stats=self.stats,
@@ -220,6 +229,9 @@ class _Counts:
             observe_ns_per_token=float(observe_ns.sum() / max(1, observed.sum())),
             num_bytes=self.most_bytes,
             sessions=np.array(list(self.sessions.values()), np.int64).reshape(-1, 3),
+            lengths=np.array(
+                [[each[n] for n in range(longest + 1)] for each in self.lengths.values()], np.int64
+            ).reshape(-1, longest + 1),
         )
 
 
@@ -293,6 +305,8 @@ class _Decoding:
         stats = self.trace.stats
         own = np.array([stats.steps, stats.emitted, stats.drafted], np.int64)
         counts.sessions[session] = counts.sessions.get(session, 0) + own
+        lengths = counts.lengths.setdefault(session, Counter())
+        lengths.update(len(step.token_ids) for step in self.trace.steps)
         counts.stats += stats
         held = self._peer.num_bytes()
         if held is not None:

@@ -28,6 +28,7 @@ class Setting:
         lookahead: Its longest draft.
         tree_budget: The most nodes of its trees, None for chains.
         make: Makes the drafter for a family whose longest request has the given number of tokens.
+        curve: In place of the cost, the time of a step of 1, 2, ... tokens.
     """
 
     drafter: str
@@ -35,10 +36,13 @@ class Setting:
     lookahead: int
     tree_budget: int | None
     make: Callable[[int], Peer]
+    curve: Sequence[float] | None = None
 
     @property
     def title(self) -> str:
         """The drafter, and the cost where it acts on one."""
+        if self.curve is not None:
+            return f"{self.drafter}, a first draft token at {self.token_costs[0]:.1%}"
         if len(self.token_costs) > 1:
             return self.drafter
         return f"{self.drafter}, token cost {self.token_costs[0]:g}"
@@ -52,6 +56,7 @@ def settings_of(
     drafter: str = "default",
     *,
     token_costs: Sequence[float] = (0.02,),
+    curve: Sequence[float] | None = None,
     lookahead: int | None = None,
     tree_budget: int | None = None,
     memory: bool = True,
@@ -62,6 +67,8 @@ def settings_of(
     Args:
         drafter: One of `DRAFTERS` or `PEERS`.
         token_costs: What a draft token costs, as fractions of a step.
+        curve: In place of these, the time of a step of 1, 2, ... tokens, as multiples of that of
+            one token.
         lookahead: Its longest draft; by default `DraftConfig`'s for the default drafter, 16 for all
             others, which draft as much whatever it costs.
         tree_budget: Makes the default drafter draft trees of at most this many tokens.
@@ -71,14 +78,14 @@ def settings_of(
     Raises:
         KeyError: No drafter has this name.
     """
-    costs = tuple(dict.fromkeys(token_costs))
+    costs = tuple(dict.fromkeys(token_costs if curve is None else [curve[1] - 1]))
     if lookahead is None:
         lookahead = DraftConfig().lookahead if drafter == "default" else _LOOKAHEAD
 
     def engine(config: DraftConfig) -> Callable[[int], Peer]:
         def make(_: int) -> Peer:
             live = [Datastore()] if memory else []
-            return EnginePeer(Engine(config, datastores=[*live, *datastores]), live)
+            return EnginePeer(Engine(config, datastores=[*live, *datastores]), live, curve)
 
         return make
 
@@ -90,15 +97,16 @@ def settings_of(
                 lookahead,
                 tree_budget,
                 engine(DraftConfig(lookahead=lookahead, token_cost=cost, tree_budget=tree_budget)),
+                curve,
             )
             for cost in costs
         ]
     if drafter in PEERS:
         peer = PEERS[drafter]
-        return [Setting(drafter, costs, lookahead, None, lambda most: peer(lookahead, most))]
+        return [Setting(drafter, costs, lookahead, None, lambda n: peer(lookahead, n), curve)]
     config = {
         "prompt-lookup": lambda: DraftConfig.prompt_lookup(num_tokens=lookahead),
         "ngram": lambda: DraftConfig.ngram(lookahead=lookahead),
         "predicted-outputs": lambda: DraftConfig.predicted_outputs(lookahead=lookahead),
     }[drafter]()
-    return [Setting(drafter, costs, config.lookahead, None, engine(config))]
+    return [Setting(drafter, costs, config.lookahead, None, engine(config), curve)]

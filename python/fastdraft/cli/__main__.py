@@ -1,7 +1,0 @@
-"""`python -m fastdraft.cli`, for when the `fastdraft` script is not on the path."""
-
-from __future__ import annotations
-
-from fastdraft.cli import main
-
-main()
