@@ -89,10 +89,10 @@ def fake_models() -> Iterator[FakeModels]:
         def log_message(self, *_: Any) -> None:
             pass
 
-        def do_GET(self) -> None:  # noqa: N802 - its name there
+        def do_GET(self) -> None:
             self._send(b"{}")
 
-        def do_POST(self) -> None:  # noqa: N802 - its name there
+        def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if not self.path.endswith("/chat/completions"):
                 models.posted.append((self.path, data))

@@ -213,7 +213,7 @@ def _rows(path: Path) -> Iterator[JsonLine]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise RecordError(
-            f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow"
+            f"{path} is a Parquet file, which needs pyarrow: pip install 'fastdraft[parquet]'"
         ) from error
     try:
         with parquet.ParquetFile(path) as table:
