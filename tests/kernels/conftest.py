@@ -23,6 +23,21 @@ if INTERPRETED:
     speed_up(interpreter)
 
 
+# In `make test`: each operation at one size, a threshold, and the rules of alignment.
+QUICK = {
+    "test_kernels_are_the_plain_version": {"vocabulary": 37},
+    "test_odd_rows": {"vocabulary": 33},
+    "test_each_way_to_a_draft": {},
+    "test_noise_is_the_reference": {},
+}
+
+
+def pytest_itemcollected(item):
+    wanted = QUICK.get(item.originalname)
+    if wanted is None or not wanted.items() <= item.callspec.params.items():
+        item.add_marker("slow")
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         # NumPy, which the interpreter calculates with, warns of infinities and NaN.
