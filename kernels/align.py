@@ -321,7 +321,7 @@ def align_kernel(
         tl.load(trees.bases + place), size,
     )  # fmt: skip
     index = tl.arange(0, NODES)
-    used = (index < size) & (wanted > 0)
+    used = index < tl.where(wanted > 0, size, 0)
     above = _parent(tree, index, used)
 
     tokens = tl.load(tree.token_ids + index, mask=used, other=0)
@@ -433,5 +433,6 @@ def launch(batch: Alignment, output: Aligned) -> Aligned:
             BINS=bins,
             WIDTH=width,
             num_warps=config.WARPS,
+            enable_fp_fusion=True,
         )
     return output

@@ -357,22 +357,56 @@ def _weigh(logits, row, listed, lowest, ALLOWED: tl.constexpr):
 
 
 @jit
-def _count_tied(logits, row, listed, value, last, ALLOWED: tl.constexpr):
-    """How many of the listed values equal `value`, of tokens up to `last`."""
-    tied = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.int32)
-    for start in range(0, listed.length * (grid.CHUNK // PARTS), _TILE):
-        index = start // logits.WIDTH + tl.arange(0, _TILE // logits.WIDTH)
-        x, unit = _load_listed(logits, row, listed, index, ALLOWED)
-        token = grid.tokens_of(unit, logits)
-        inside = (token <= last) & (token < logits.vocabulary)
-        tied += ((x == value) & inside).to(tl.int32)
-    return tl.sum(tied)
+def _count_tied(logits, row, listed, counts, value, ALLOWED: tl.constexpr):
+    """Leaves in counts how many values of each listed part equal `value`; gives their sum."""
+    total = 0
+    units: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
+    at_once: tl.constexpr = _TILE // (grid.CHUNK // PARTS)
+    for start in range(0, listed.length, at_once):
+        entry = start + tl.arange(0, at_once)
+        index = entry[:, None] * units + tl.arange(0, units)[None, :]
+        x, _ = _load_listed(logits, row, listed, index, ALLOWED)
+        tied = tl.sum(tl.sum((x == value).to(tl.int32), 2), 1)
+        tl.store(counts + entry, tied.to(tl.float32), mask=entry < listed.length)
+        total += tl.sum(tied)
+    tl.debug_barrier()
+    return total
 
 
 @jit
-def _cut_ties(logits, row, listed, lowest, need, ALLOWED: tl.constexpr):
+def _tied_token(logits, row, listed, counts, value, number, ALLOWED: tl.constexpr):
+    """The token that is the `number`-th, from 1, of those with `value`, in the order of their ids.
+
+    counts: as `_count_tied` leaves them. Reads one chunk: parts interleave within it.
+    """
+    chunk = tl.full((), _ALL, tl.int32)
+    before = 0
+    for start in range(0, listed.length, _TILE):
+        entry = start + tl.arange(0, _TILE)
+        used = entry < listed.length
+        each = tl.load(counts + entry, mask=used, other=0.0).to(tl.int32)
+        its_chunk = tl.load(listed.entries + entry, mask=used, other=0) // (
+            grid.CHUNK // logits.WIDTH
+        )
+        reached = used & (before + tl.cumsum(each, 0) >= number)
+        if chunk == _ALL:
+            chunk = tl.min(tl.where(reached, its_chunk, _ALL))
+            before += tl.sum(tl.where(its_chunk < chunk, each, 0))
+    x = grid.load_allowed(
+        logits, row.data, row.allowed, grid.units_of(chunk, logits), ALLOWED
+    )  # fmt: skip
+    tied = tl.reshape((x == value).to(tl.int32), (grid.CHUNK,))
+    found = (tied > 0) & (before + tl.cumsum(tied, 0) >= number)
+    return tl.min(tl.where(found, chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), _ALL))
+
+
+@jit
+def _cut_ties(logits, row, listed, counts, lowest, need, ALLOWED: tl.constexpr):
     """The least value kept and the last of its tokens that is needed, where from `lowest` up there
-    is enough; most often all are, and one pass over the listed values tells."""
+    is enough. One pass over the listed values, and where not all ties are needed a second one.
+
+    counts: room for a float32 a listed part.
+    """
     total, least = _weigh(logits, row, listed, lowest, ALLOWED)
     each = tl.exp2((least - row.maximum) * row.scale)
     last = tl.full((), _ALL, tl.int32)
@@ -380,17 +414,9 @@ def _cut_ties(logits, row, listed, lowest, need, ALLOWED: tl.constexpr):
     surplus = (total - need) / each
     if (surplus >= 1) & (surplus < float("inf")):
         value = least
-        tied = _count_tied(logits, row, listed, value, last, ALLOWED)
+        tied = _count_tied(logits, row, listed, counts, value, ALLOWED)
         kept = tl.maximum(tied - tl.minimum(surplus, tied.to(tl.float32)).to(tl.int32), 1)
-        # The first token up to which so many are tied.
-        before = tl.full((), -1, tl.int32)
-        last = before + logits.vocabulary
-        while last - before > 1:
-            middle = before + (last - before) // 2
-            if _count_tied(logits, row, listed, value, middle, ALLOWED) >= kept:
-                last = middle
-            else:
-                before = middle
+        last = _tied_token(logits, row, listed, counts, value, kept, ALLOWED)
     return value, last
 
 
@@ -527,7 +553,7 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
             total, _ = _weigh(logits, row, listed, floor, C.ALLOWED)
         need = tl.maximum(share * total, _SOME)
         floor = _search(logits, row, maxima, listed, floor, need, C.ALLOWED, False, True, UNUSED)
-        floor, last_tied = _cut_ties(logits, row, listed, floor, need, C.ALLOWED)
+        floor, last_tied = _cut_ties(logits, row, listed, maxima, floor, need, C.ALLOWED)
     kept = tl.maximum(floor, least)
     last_tied = tl.where(least > floor, _ALL, last_tied)
     tl.store(lowest, kept)

@@ -194,9 +194,10 @@ def run(
     logits: the batch's, unless given. draft: what the draft tokens were drawn from. split: of a row
     or request among programs. filters: whether the body filters.
     """
-    # What stands for an operand that is missing.
+    # What stands for an operand that is missing: of its type, which kernels are compiled for.
     other = batch.offsets
     warpers = Warpers(other) if sampling is None else sampling.warpers
+    heat = warpers.temperature
     which = sum(1 << i for i, each in enumerate(warpers[1:]) if filters and each is not None)
     allowed = batch.allowed
     with torch.cuda.device_of(batch.logits):
@@ -209,7 +210,11 @@ def run(
             other if batch.parents is None else batch.parents,
             batch.offsets,
             other if allowed is None else allowed,
-            *(other if each is None else each for each in warpers),
+            heat,
+            *(
+                missing if each is None else each
+                for each, missing in zip(warpers[1:], (other, heat, heat), strict=True)
+            ),
             other if sampling is None else sampling.seeds,
             other if sampling is None else sampling.positions,
             0 if allowed is None else allowed.stride(0),
@@ -222,6 +227,7 @@ def run(
             BODY=body,
             C=Config.of(batch, greedy=sampling is None, filters=which),
             num_warps=num_warps,
+            enable_fp_fusion=True,
         )
 
 

@@ -15,7 +15,7 @@ from fastdraft.kernels.filters import weigh
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
 from fastdraft.kernels.statistics import LOG2_E
-from fastdraft.kernels.workspace import LIKELIEST, Scratch, take
+from fastdraft.kernels.workspace import LIKELIEST, Scratch, taker
 
 # Tokens and probabilities have so many columns.
 COLUMNS = tl.constexpr(LIKELIEST)
@@ -101,7 +101,8 @@ def launch(batch: Batch, sampling: Sampling | None, scratch: Scratch) -> Likelie
     """
     if not batch.likeliest:
         return None
-    found = Likeliest(take(batch, "likeliest_ids"), take(batch, "likeliest_probabilities"))
+    take = taker(batch)
+    found = Likeliest(take("likeliest_ids"), take("likeliest_probabilities"))
     rows, scratch = len(batch.logits), scratch.only("chunk_maximum", "chunk_sum")
     grid.run(likeliest_kernel, rows, batch, sampling, scratch=scratch, output=found)
     return Likeliest(*(each[:, : batch.likeliest] for each in found))

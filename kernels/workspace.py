@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from fastdraft.kernels.operands import CHUNK, Batch, Verified
 PARTS: Final = 16
 # The most of a row's likeliest tokens.
 LIKELIEST: Final = 8
+# Sizes of batches whose views a workspace keeps, some kilobytes each.
+_MOST_SIZES: Final = 256
 
 
 class Size(NamedTuple):
@@ -143,12 +146,16 @@ class Workspace:
         self.device = torch.empty(0, device=device).device
         self.has_checked = False
         self._buffers: dict[str, Tensor] = {}
+        self._views: dict[Size, dict[str, Tensor]] = {}
         if self.device.type != "cpu":
             for name in BUFFERS:
-                self._make(name)
+                self._buffer(name)
 
-    def _make(self, name: str) -> None:
-        self._buffers[name] = BUFFERS[name].make(self.size.lengths, self.device).flatten()
+    def _buffer(self, name: str) -> Tensor:
+        if name not in self._buffers:
+            # On a CPU, where the plain version needs none.
+            self._buffers[name] = BUFFERS[name].make(self.size.lengths, self.device).flatten()
+        return self._buffers[name]
 
     def has_room(self, size: Size) -> bool:
         """Whether a batch of this size fits."""
@@ -162,13 +169,22 @@ class Workspace:
         )
 
     def take(self, name: str, size: Size) -> Tensor:
-        """The buffer of a name for a batch of a size, contiguous."""
-        if name not in self._buffers:
-            # On a CPU, where the plain version needs none.
-            self._make(name)
-        lengths = size.lengths
-        shape = [lengths[each] for each in BUFFERS[name].dimensions]
-        return self._buffers[name][: math.prod(shape)].view(shape)
+        """The buffer of a name for a batch of a size, contiguous.
+
+        Views are kept for the last sizes, which come again at every step: to make those of one
+        verification takes longer than a launch.
+        """
+        views = self._views.get(size)
+        if views is None:
+            if len(self._views) >= _MOST_SIZES:
+                self._views.clear()
+            views = self._views[size] = {}
+        view = views.get(name)
+        if view is None:
+            lengths = size.lengths
+            shape = [lengths[each] for each in BUFFERS[name].dimensions]
+            view = views[name] = self._buffer(name)[: math.prod(shape)].view(shape)
+        return view
 
 
 class Scratch(NamedTuple):
@@ -203,7 +219,8 @@ class Scratch(NamedTuple):
             names += ("row_logprobs",)
         if batch.raw_logprobs:
             names += ("row_raw_logprobs", "raw_maximum", "raw_sum")
-        return cls(**{name: take(batch, name) for name in names})
+        take = taker(batch)
+        return cls(**{name: take(name) for name in names})
 
     def only(self, *names: str) -> Scratch:
         return Scratch(**{name: getattr(self, name) for name in names})
@@ -211,20 +228,23 @@ class Scratch(NamedTuple):
 
 def take_output(batch: Batch) -> Verified:
     """The results of a verification, which kernels fill."""
+    take = taker(batch)
     return Verified(
-        take(batch, "token_ids"),
-        take(batch, "lengths"),
-        take(batch, "status"),
-        None if batch.parents is None else take(batch, "path"),
-        take(batch, "logprobs") if batch.logprobs else None,
-        take(batch, "raw_logprobs") if batch.raw_logprobs else None,
+        take("token_ids"),
+        take("lengths"),
+        take("status"),
+        None if batch.parents is None else take("path"),
+        take("logprobs") if batch.logprobs else None,
+        take("raw_logprobs") if batch.raw_logprobs else None,
     )
 
 
-def take(batch: Batch, name: str) -> Tensor:
-    """The buffer of a name in `BUFFERS`, in the batch's size: the workspace's, or a new one."""
+def taker(batch: Batch) -> Callable[[str], Tensor]:
+    """Gives a buffer of `BUFFERS` by name, in the batch's size: the workspace's, or a new one."""
     rows, vocabulary = batch.logits.shape
     size = Size(rows, vocabulary, batch.requests, batch.max_draft)
-    if batch.workspace is not None:
-        return batch.workspace.take(name, size)
-    return BUFFERS[name].make(size.lengths, batch.logits.device)
+    workspace, device = batch.workspace, batch.logits.device
+    if workspace is not None:
+        return lambda name: workspace.take(name, size)
+    lengths = size.lengths
+    return lambda name: BUFFERS[name].make(lengths, device)

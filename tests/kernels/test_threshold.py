@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from adversarial import DTYPES, Random, allowed_bits, odd_rows
+from adversarial import DTYPES, INTERPRETED, Random, allowed_bits, odd_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopPLogitsWarper
@@ -227,6 +227,31 @@ def test_top_p_keeps_as_many_tied_tokens_as_transformers(dtype, share):
         assert torch.equal(weights.flatten()[: len(row)] > 0, kept)
         tied = (logits.float()[0] == scratch.lowest[0]).nonzero()[:, 0]
         assert kept[tied].int().diff().le(0).all()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="reads are counted in the interpreter")
+@pytest.mark.parametrize("top_p", [0.9, 0.95])
+@pytest.mark.parametrize("spread", [0.5, 1.0, 3.0], ids=["flat", "even", "ordinary"])
+def test_cutting_ties_takes_two_passes(monkeypatch, spread, top_p):
+    """bfloat16 has few values, so the nucleus of an ordinary row ends among many equal ones."""
+    logits = (Random(11).normal(1, 151_936) * spread).bfloat16()
+    read = []
+    load_listed, cut_ties = filters._load_listed, filters._cut_ties
+
+    def counting(logits, row, listed, index, allowed):
+        read.append(math.prod(index.shape) * 8 / (64 * int(listed.length.handle.data[0])))
+        return load_listed(logits, row, listed, index, allowed)
+
+    def cutting(*operands):
+        with monkeypatch.context() as patch:
+            patch.setattr(filters, "_load_listed", counting)
+            return cut_ties(*operands)
+
+    monkeypatch.setattr(filters, "_cut_ties", cutting)
+    scratch, _ = run(logits, Warpers(torch.ones(1), None, torch.tensor([top_p])))
+    assert int((logits[0] == scratch.lowest[0]).sum()) > 1
+    # What is listed once for its weight and once for its ties, in whole tiles.
+    assert 1.5 < sum(read) < 2.2
 
 
 def test_a_row_has_its_threshold_in_any_batch():

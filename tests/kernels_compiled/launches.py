@@ -20,22 +20,9 @@ from fastdraft.verification import (
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 VOCABULARY = 128_256
+# A kernel depends on the power of two that holds its chunks: these have the others in use.
+VOCABULARIES = (32_000, 151_936)
 DRAFT = 3
-
-# Kernels that go over the whole vocabulary, whose loops the memory is to limit.
-OVER_THE_VOCABULARY = {
-    "rejection_kernel",
-    "rejection_rows_kernel",
-    "sampled_kernel",
-    "statistics_kernel",
-}
-
-# Launches that calculate more than the time to read 16-bit logits leaves room for: masks, and sums
-# of two kinds.
-BEYOND_MEMORY = ("everything bf16", "everything fp16")
-# Launches with an exponential of each 16-bit logit for each of two sums, of which the processor has
-# time for 1.7.
-TWO_SUMS = ("sampled logprobs bf16", "sampled logprobs fp16")
 
 
 def batch(dtype: torch.dtype, vocabulary: int = VOCABULARY, step: int = 1) -> dict[str, Any]:
@@ -63,17 +50,17 @@ TREE = {"parents": torch.tensor([-1, -1, 1] * 2)}
 EVERYTHING = {**FILTERS, **LOGPROBS, "allowed": allowed()}
 
 
-def greedy(dtype: torch.dtype, **options: Any) -> None:
-    verify_greedy(**batch(dtype), **options)
+def greedy(dtype: torch.dtype, vocabulary: int = VOCABULARY, **options: Any) -> None:
+    verify_greedy(**batch(dtype, vocabulary), **options)
 
 
-def sampled(dtype: torch.dtype, **options: Any) -> None:
-    verify_sampled(**batch(dtype), **sampling(**options))
+def sampled(dtype: torch.dtype, vocabulary: int = VOCABULARY, **options: Any) -> None:
+    verify_sampled(**batch(dtype, vocabulary), **sampling(**options))
 
 
-def rejection(dtype: torch.dtype, **options: Any) -> None:
-    draft_logits = torch.zeros(2 * DRAFT, VOCABULARY, dtype=dtype)
-    verify_rejection(**batch(dtype), draft_logits=draft_logits, **sampling(**options))
+def rejection(dtype: torch.dtype, vocabulary: int = VOCABULARY, **options: Any) -> None:
+    draft_logits = torch.zeros(2 * DRAFT, vocabulary, dtype=dtype)
+    verify_rejection(**batch(dtype, vocabulary), draft_logits=draft_logits, **sampling(**options))
 
 
 def continuations(
@@ -122,6 +109,14 @@ def launches() -> dict[str, Callable[[], None]]:
             "rejection everything": partial(rejection, dtype, **EVERYTHING),
         }
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
+    for size in VOCABULARIES:
+        of_size = {
+            "greedy": partial(greedy, torch.bfloat16, size),
+            "sampled filters": partial(sampled, torch.bfloat16, size, **FILTERS),
+            "rejection": partial(rejection, torch.bfloat16, size),
+            "rejection filters": partial(rejection, torch.bfloat16, size, **FILTERS),
+        }
+        found.update({f"{call} of {size}": launch for call, launch in of_size.items()})
     found["continuations"] = continuations
     found["continuations beside a head"] = lambda: continuations(beside_head=True)
     found["odd"] = odd
@@ -137,6 +132,8 @@ OF_EVERY_TYPE = ("sampled filters", "rejection", "rejection filters")
 def is_compiled(launch: str, target: str) -> bool:
     """Whether the target is one of those for which a launch, given by its name, is compiled."""
     call, _, dtype = launch.rpartition(" ")
+    if call.endswith(" of"):
+        return target == MAIN[0]
     if dtype not in DTYPES:
         return target in MAIN or launch.startswith("continuations")
     if dtype == "bf16":

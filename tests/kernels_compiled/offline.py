@@ -23,9 +23,7 @@ TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
 }
 
 
@@ -76,12 +74,6 @@ class Specialisation:
         names = self.kernel.arg_names
         body = self.constants[names.index("BODY"),] if "BODY" in names else self.kernel
         return body.__name__
-
-    @property
-    def logit_bytes(self) -> int | None:
-        """The bytes of a logit, if there are logits among the arguments."""
-        logits = self.signature.get("logits", ("",))
-        return {"*bf16": 2, "*fp16": 2, "*fp32": 4}.get(logits[0])
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)

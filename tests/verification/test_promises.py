@@ -13,6 +13,7 @@ from cases import case_of, of_every_shape
 
 from fastdraft.kernels import chunks, greedy, rejection, sampled
 from fastdraft.kernels.operands import Verified
+from fastdraft.kernels.workspace import Size
 from fastdraft.verification import (
     Workspace,
     compaction_indices,
@@ -180,6 +181,21 @@ def test_rows_without_a_softmax_have_no_logprobs():
         for found in (verified.logprobs, verified.raw_logprobs):
             assert float(found[0, 0]) == pytest.approx(-math.log(5))
             assert found[1:].isnan().all()
+
+
+def test_a_workspace_keeps_the_views_of_its_last_sizes(monkeypatch):
+    """At the size of a step that comes again nothing is made, and all views lie in its memory."""
+    workspace = Workspace("cpu", max_rows=9, max_requests=3, vocabulary=2000, max_draft=4)
+    monkeypatch.setattr("fastdraft.kernels.workspace._MOST_SIZES", 3)
+    sizes = [Size(rows, vocabulary, 2, 3) for rows in (4, 9) for vocabulary in (1000, 2000)]
+    first = workspace.take("chunk_sum", sizes[-1])
+    for size in sizes * 2:
+        view = workspace.take("chunk_sum", size)
+        assert view.shape == (size.rows, -(-size.vocabulary // 1024))
+        assert view.is_contiguous() and view.data_ptr() == first.data_ptr()
+        assert workspace.take("chunk_sum", size) is view
+        assert workspace.take("row_results", size).shape == (size.rows,)
+        assert len(workspace._views) <= 3
 
 
 @of_every_shape
