@@ -237,8 +237,8 @@ def launch(batch: Batch, sampling: Sampling | None) -> Verified:
     """The same of logits of 16 or 32 bits; the argmax of all rows without sampling.
 
     One launch without filters, three with one, and one more for the likeliest tokens; the logits
-    are read once, and a chunk of each row again; filters read parts of it again. The results are the workspace's buffers, if there
-    is one.
+    are read once, and a chunk of each row again, and by filters some parts. The results are the
+    workspace's buffers, if there is one.
     """
     has_filters = sampling is not None and sampling.warpers.has_filters
     left = filters.BUFFERS if has_filters else ("row_arrivals",)
