@@ -303,6 +303,18 @@ TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
 
 // Wherever memory ends, in the text's index, in the links or in the prediction's:
 // what was taken is whole, and with memory again the request goes on as any other.
+TEST(Engine, RefusesWhatOnlyCppCanPass) {
+  const Stores stores{nullptr};
+  const std::string part = "datastores must be Datastores, got None";
+  expect_error<InvalidValueError>(part, [&] { Engine({}, stores); });
+  Engine engine({});
+  const Token prompt = 1;
+  expect_error<InvalidValueError>(part,
+                                  [&] { engine.add_request(&prompt, 1, nullptr, 0, &stores); });
+  EXPECT_EQ(engine.num_requests(), 0);
+  expect_error<InvalidValueError>("at least 1 time, got 0", [] { StepCost::curve(nullptr, 0); });
+}
+
 TEST(Engine, StaysWholeWhereverMemoryEnds) {
   const Tokens prompt = testing::random_text(40, 30, 1);
   const Tokens prediction = testing::random_text(50, 30, 2);

@@ -13,6 +13,7 @@ import pytest
 
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.host import KEY_VARIABLE, Namespace
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.request_options import NAMESPACE, REMEMBER
 from fastdraft.serving.vllm.requests import SALT
@@ -154,6 +155,25 @@ def test_adapters_salts_and_names_remember_apart(make: Make) -> None:
     text = TEXT[::-1]
     assert accepted(host, text, extra_args={NAMESPACE: "everybody"}) == 0
     assert accepted(host, text, salt="another") > 30
+
+
+def test_replicas_share_their_memory(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"memory_url": str(tmp_path)}
+    with pytest.raises(InvalidValueError, match=f"needs a key .*{KEY_VARIABLE}, got none"):
+        make(**options)
+    monkeypatch.setenv(KEY_VARIABLE, "an operator's key")
+    one, other = hosts = [make(**options) for _ in range(2)]
+    assert accepted(one, salt="s") == 0
+    for replica in (host.kept.replica for host in hosts):
+        replica.find([Namespace(salt="s")])  # as a first request would: it is fetched from now on
+        assert replica.refresh()
+    assert accepted(other, salt="another") == 0
+    assert accepted(other, salt="s") > 20
+    for host in hosts:
+        assert not host.kept.replica.faults
+        host.kept.replica.close()
 
 
 def test_a_request_whose_salt_is_unknown_shares_text_with_none(

@@ -61,24 +61,41 @@ void decode_as(const std::uint8_t* bytes, std::int64_t count, Token* out) noexce
   }
 }
 
-// By byte, what it does to a checksum.
-constexpr std::array<std::uint32_t, 256> crc_table() noexcept {
-  std::array<std::uint32_t, 256> table{};
+// [k][b]: what byte b does to a checksum after k more bytes.
+using CrcTables = std::array<std::array<std::uint32_t, 256>, 8>;
+
+constexpr CrcTables crc_tables() noexcept {
+  CrcTables tables{};
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
     std::uint32_t value = byte;
     for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
-    table[byte] = value;
+    tables[0][byte] = value;
   }
-  return table;
+  for (std::size_t k = 1; k < tables.size(); ++k) {
+    for (std::size_t byte = 0; byte < 256; ++byte) {
+      const std::uint32_t before = tables[k - 1][byte];
+      tables[k][byte] = (before >> 8) ^ tables[0][before & 0xFFu];
+    }
+  }
+  return tables;
 }
 
 }  // namespace
 
+// Eight bytes a step (Intel's slicing-by-8, 2006).
 std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum) noexcept {
-  static constexpr std::array<std::uint32_t, 256> kTable = crc_table();
+  static constexpr CrcTables kTables = crc_tables();
   const auto* at = static_cast<const std::uint8_t*>(data);
   std::uint32_t value = ~checksum;
-  for (; bytes > 0; --bytes, ++at) value = (value >> 8) ^ kTable[(value ^ *at) & 0xFFu];
+  for (; bytes >= 8; bytes -= 8, at += 8) {
+    std::uint32_t next = 0;
+    for (std::size_t i = 0; i < 8; ++i) {
+      const std::uint32_t mixed = i < 4 ? value >> (8 * i) : 0;
+      next ^= kTables[7 - i][(mixed ^ at[i]) & 0xFFu];
+    }
+    value = next;
+  }
+  for (; bytes > 0; --bytes, ++at) value = (value >> 8) ^ kTables[0][(value ^ *at) & 0xFFu];
   return ~value;
 }
 
