@@ -12,6 +12,7 @@
 // kSteps calls each of observe and propose are made.
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -70,8 +71,8 @@ void measure(const std::vector<fastdraft::Token>& text, std::int64_t context, do
   double bytes = 0.0;
   const fastdraft::EngineConfig config;
   fastdraft::Engine engine(config);
-  std::vector<std::int32_t> memory(
-      static_cast<std::size_t>(fastdraft::DraftColumns::words(config.lookahead)));
+  std::vector<std::byte> memory(
+      static_cast<std::size_t>(fastdraft::DraftColumns::bytes(config.lookahead)));
   const fastdraft::DraftColumns draft =
       fastdraft::DraftColumns::in(memory.data(), config.lookahead);
   for (std::int64_t index = 0; index < requests; ++index) {

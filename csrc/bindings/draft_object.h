@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "fastdraft/draft.h"
@@ -13,12 +14,12 @@ namespace fastdraft::bindings {
 // A plain CPython object with its columns inside: one small allocation, where
 // a class of pybind11 takes four and a registration.
 struct DraftObject {
-  PyObject_VAR_HEAD  // the number of 32-bit words behind
+  PyObject_VAR_HEAD  // the number of bytes behind
       std::int32_t capacity;
   std::int32_t size;
-  std::int32_t words[1];
+  alignas(Token) std::byte memory[1];
 
-  DraftColumns columns() noexcept { return DraftColumns::in(words, capacity); }
+  DraftColumns columns() noexcept { return DraftColumns::in(memory, capacity); }
 };
 
 // A new reference to an empty draft with room for `capacity` tokens.

@@ -52,9 +52,7 @@ py::object make_draft_type() {
       {Py_tp_doc,
        const_cast<char*>("The tokens guessed for one step of a request, as read-only columns.")},
       {0, nullptr}};
-  PyType_Spec spec{"fastdraft._core.Draft",
-                   static_cast<int>(sizeof(DraftObject) - sizeof(std::int32_t)),
-                   static_cast<int>(sizeof(std::int32_t)),
+  PyType_Spec spec{"fastdraft._core.Draft", static_cast<int>(offsetof(DraftObject, memory)), 1,
                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
   if (!type) throw py::error_already_set();
@@ -111,7 +109,7 @@ void def_columns(const py::object& type, Find find) {
 
 DraftObject* new_draft(std::int32_t capacity) {
   DraftObject* draft = PyObject_NewVar(DraftObject, draft_type,
-                                       static_cast<Py_ssize_t>(DraftColumns::words(capacity)));
+                                       static_cast<Py_ssize_t>(DraftColumns::bytes(capacity)));
   if (draft == nullptr) throw py::error_already_set();
   draft->capacity = capacity;
   draft->size = 0;

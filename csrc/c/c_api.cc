@@ -384,8 +384,8 @@ fastdraft_status fastdraft_propose(fastdraft_engine* engine, fastdraft_request r
     const ProposeOptions known = read_options(options);
     check_room(draft, *engine, 1, known);
     const std::int32_t most = core.most_drafted();
-    const std::unique_ptr<std::int32_t[]> memory(
-        new std::int32_t[static_cast<std::size_t>(DraftColumns::words(most))]);
+    const std::unique_ptr<std::byte[]> memory(
+        new std::byte[static_cast<std::size_t>(DraftColumns::bytes(most))]);
     const DraftColumns columns = DraftColumns::in(memory.get(), most);
     write_draft(columns, core.propose(request, known, columns), draft);
   });

@@ -23,8 +23,7 @@ int main() {
         engine.add_request(text.data(), kPrompt, /*prediction=*/nullptr, /*prediction_size=*/0);
 
     const std::int32_t most = engine.most_drafted();
-    std::vector<std::int32_t> memory(
-        static_cast<std::size_t>(fastdraft::DraftColumns::words(most)));
+    std::vector<std::byte> memory(static_cast<std::size_t>(fastdraft::DraftColumns::bytes(most)));
     const auto draft = fastdraft::DraftColumns::in(memory.data(), most);
     std::size_t position = kPrompt;
     while (position + static_cast<std::size_t>(most) < text.size()) {

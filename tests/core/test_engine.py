@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from itertools import chain
 
@@ -523,6 +524,46 @@ def test_limits_leave_everything_before_them_intact() -> None:
         small.observe(kept, range(10_000))
     assert 100 < small.num_tokens(kept) < 10_000
     assert small.num_bytes <= 100_000
+
+
+def test_max_bytes_holds_what_short_requests_take_for_drafting() -> None:
+    script = """
+import resource
+from fastdraft import DraftConfig, Engine
+from fastdraft.errors import MemoryLimitError
+
+engine = Engine(DraftConfig(max_bytes=8 << 20))
+most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+engine.propose(engine.add_request([1, 2, 3, 4] * 4))
+before, refused = most(), False
+for _ in range(5_000):
+    try:
+        engine.propose(engine.add_request([1, 2, 3, 4] * 4))
+    except MemoryLimitError:
+        refused = True
+print(most() - before, refused)
+"""
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    grown, refused = printed.stdout.split()
+    unit = 1 if sys.platform == "darwin" else 1024
+    assert int(grown) * unit < 2 * (8 << 20)
+    assert refused == b"True"
+
+
+def test_a_request_without_memory_for_drafting_goes_on_without_drafts() -> None:
+    engine = Engine(DraftConfig(max_bytes=200_000, token_cost=0, tree_budget=4096, lookahead=256))
+    text = np.random.default_rng(0).integers(0, 4, 200)
+    last = engine.add_request(text)
+    with pytest.raises(MemoryLimitError, match=r"max_bytes is 200000: \d+ bytes are in use"):
+        deque(engine.add_request([1, 2, 3, 4] * 4) for _ in range(100))
+    # A large tree takes more memory than the request began with.
+    assert len(engine.propose(last)) == 0
+    assert engine.propose_batch([last]).offsets.tolist() == [0, 0]
+    engine.observe(last, [1])
+    assert engine.num_bytes <= 200_000
+    # A small one does not.
+    assert len(engine.propose(last, limit=4)) == 4
+    assert engine.finish(last).emitted == 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -112,8 +111,9 @@ struct DamagedFile {
     DatastoreWriter writer(path, {});
     for (Token i = 0; i < 4000; ++i) writer.append(&i, 1);
     writer.finish();
-    std::ifstream file(path, std::ios::binary);
-    whole.assign(std::istreambuf_iterator<char>(file), {});
+    std::ifstream file(path, std::ios::binary | std::ios::ate);
+    whole.resize(static_cast<std::size_t>(file.tellg()));
+    file.seekg(0).read(whole.data(), static_cast<std::streamsize>(whole.size()));
     std::memcpy(&header, whole.data(), sizeof(header));
     std::memcpy(&entry, whole.data() + header.directory_offset, sizeof(entry));
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -138,7 +139,7 @@ TEST(Threads, CallsOnOneRequestTakeTurns) {
     run_threads(4, [&](std::uint32_t thread) {
       const Tokens next = testing::random_text(3, 3, thread);
       const std::int32_t most = engine.config().lookahead;
-      std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(most)));
+      std::vector<std::byte> memory(static_cast<std::size_t>(DraftColumns::bytes(most)));
       try {
         for (int step = 0; step < 50; ++step) {
           engine.observe(ids[0], next.data(), 3);
@@ -217,7 +218,7 @@ TEST(Threads, EnginesShareLiveStores) {
   run_threads(4, [&](std::uint32_t thread) {
     Engine& engine = thread % 2 == 0 ? first : second;
     const std::int32_t capacity = engine.most_drafted();
-    std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(capacity)));
+    std::vector<std::byte> memory(static_cast<std::size_t>(DraftColumns::bytes(capacity)));
     const DraftColumns columns = DraftColumns::in(memory.data(), capacity);
     for (std::uint32_t round = 0; round < 25; ++round) {
       // Eight texts that all threads generate, each in its own order: enough for TokenWeights.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -48,14 +49,19 @@ struct DraftColumns {
   float* probabilities;
   Source* sources;
 
-  // The 32-bit words that columns of `capacity` tokens take.
-  static std::int64_t words(std::int64_t capacity) noexcept {
-    return capacity * 3 + (capacity + 3) / 4;
+  // The bytes that columns of `capacity` tokens take.
+  static std::int64_t bytes(std::int64_t capacity) noexcept {
+    return capacity * static_cast<std::int64_t>(3 * sizeof(std::int32_t) + sizeof(Source));
   }
-  // Columns in `words(capacity)` words of memory.
-  static DraftColumns in(std::int32_t* memory, std::int64_t capacity) noexcept {
-    return {memory, memory + capacity, reinterpret_cast<float*>(memory + 2 * capacity),
-            reinterpret_cast<Source*>(memory + 3 * capacity)};
+  // Columns in `bytes(capacity)` bytes of memory that is aligned as Token is: in bytes, since no
+  // other memory may hold both integers and floats.
+  static DraftColumns in(std::byte* memory, std::int64_t capacity) noexcept {
+    static_assert(sizeof(float) == sizeof(Token) && alignof(float) <= alignof(Token));
+    std::byte* const parents = memory + capacity * std::int64_t{sizeof(Token)};
+    std::byte* const probabilities = parents + capacity * std::int64_t{sizeof(std::int32_t)};
+    std::byte* const sources = probabilities + capacity * std::int64_t{sizeof(float)};
+    return {reinterpret_cast<Token*>(memory), reinterpret_cast<std::int32_t*>(parents),
+            reinterpret_cast<float*>(probabilities), reinterpret_cast<Source*>(sources)};
   }
   // The same columns from token `offset` on.
   DraftColumns from(std::int64_t offset) const noexcept {
@@ -121,7 +127,7 @@ struct DraftCounts {
 
 // The drafts of a batch: row r's tokens are offsets[r] .. offsets[r + 1].
 struct DraftBatch {
-  std::unique_ptr<std::int32_t[]> memory;
+  std::unique_ptr<std::byte[]> memory;
   DraftColumns columns;
   std::vector<std::int32_t> offsets;
 };

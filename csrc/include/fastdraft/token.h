@@ -45,6 +45,19 @@ inline std::int64_t common_prefix(const Token* a, const Token* b, std::int64_t m
   return length;
 }
 
+// Whether all tokens are from 0 to below `vocabulary`, 1 to kAllTokens. All at once, since nearly
+// always they are: the highest bit is set of a negative token, and of what a foreign one exceeds
+// the vocabulary's last one by.
+inline bool all_below(const Token* tokens, std::int64_t count, std::int64_t vocabulary) noexcept {
+  const auto last = static_cast<std::uint32_t>(vocabulary - 1);
+  std::uint32_t foreign = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto token = static_cast<std::uint32_t>(tokens[i]);
+    foreign |= token | (last - token);
+  }
+  return foreign >> 31 == 0;
+}
+
 // Throws InvalidValueError for a negative token, or one that is not below
 // `vocabulary`; `what` names the tokens.
 FASTDRAFT_EXPORT void check_tokens(const Token* tokens, std::int64_t count, const char* what,

@@ -126,7 +126,8 @@ void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
   copy(alike_);
   copy(only_);
   copy(copies_);
-  num_kinds_.store(2 * size, std::memory_order_relaxed);
+  // Another thread may have made more room since.
+  num_kinds_.compare_exchange_strong(size, 2 * size, std::memory_order_relaxed);
 }
 
 // Takes a step: adds it to the evidence's weights.

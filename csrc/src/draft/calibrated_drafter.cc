@@ -22,13 +22,18 @@ namespace {
 class CalibratedDrafter final : public Drafter {
  public:
   CalibratedDrafter(const CalibratedConfig& config, const DrafterInputs& inputs)
-      : context_(inputs.context),
+      : counted_(inputs.budget, sizeof(CalibratedDrafter)),
+        context_(inputs.context),
         lookahead_(inputs.lookahead),
         tree_(config.tree_budget.has_value()),
         acceptance_(*inputs.acceptance),
         weights_(inputs.weights),
         matches_(inputs, tree_),
-        candidates_(acceptance_, weights_.get(), matches_, tree_) {
+        candidates_(acceptance_, weights_.get(), matches_, tree_, inputs.budget),
+        nodes_(CountedAllocator<DraftNode>(inputs.budget)),
+        waiting_(CountedAllocator<Waiting>(inputs.budget)) {
+    // A request that was taken can be drafted for, whatever others take since.
+    nodes_.resize(static_cast<std::size_t>(std::min(lookahead_, kFirstNodes)) + 1);
     if (inputs.prediction_size > 0) {
       prediction_.emplace(inputs.prediction, inputs.prediction_size, inputs.budget);
     }
@@ -88,6 +93,7 @@ class CalibratedDrafter final : public Drafter {
 
  private:
   static constexpr std::int32_t kShortestJump = 4;
+  static constexpr std::int32_t kFirstNodes = 64;
 
   // A token of the draft. The root stands for the text, and has its last token.
   struct DraftNode {
@@ -293,9 +299,25 @@ class CalibratedDrafter final : public Drafter {
       }
       path *= chance;
       if (!draft_candidate(static_cast<std::size_t>(count), best, path, least, draft)) break;
-      if (++count < limit) expand(static_cast<std::size_t>(count));
+      ++count;
+      if (!with_offers_ && !draft_alike(limit, least, chance, &path, &count, draft)) break;
+      if (count < limit) expand(static_cast<std::size_t>(count));
     }
     return count;
+  }
+
+  // Goes on with the tokens of a run that all are as likely as the one before. Returns whether the
+  // chain goes on after them.
+  bool draft_alike(std::int32_t limit, float least, float chance, float* path, std::int32_t* count,
+                   const DraftColumns& draft) {
+    const std::int32_t end = std::min(limit, *count + candidates_.alike(*count));
+    for (; *count < end; ++*count) {
+      const auto node = static_cast<std::size_t>(*count);
+      nodes_[node].following = candidates_.repeat_alike(*count);
+      *path *= chance;
+      if (!draft_candidate(node, nodes_[node].following.first, *path, least, draft)) return false;
+    }
+    return true;
   }
 
   // Drafts an offer as it is.
@@ -342,6 +364,7 @@ class CalibratedDrafter final : public Drafter {
     return count;
   }
 
+  const CountedBytes counted_;
   const SuffixAutomaton& context_;
   const std::int32_t lookahead_;
   const bool tree_;
@@ -355,10 +378,11 @@ class CalibratedDrafter final : public Drafter {
   // The last guess, until the next one, and when it was made.
   AcceptanceModel::Moment moment_ = 0;
   Candidates candidates_;
-  std::vector<DraftNode> nodes_;  // the first num_nodes_ are the guess
+  // The first num_nodes_ are the guess.
+  std::vector<DraftNode, CountedAllocator<DraftNode>> nodes_;
   std::size_t num_nodes_ = 0;
   std::size_t num_weighed_ = 0;  // the same with the token that was too unlikely for a chain
-  std::vector<Waiting> waiting_;
+  std::vector<Waiting, CountedAllocator<Waiting>> waiting_;
   bool with_offers_ = false;
   std::unique_ptr<OfferedDraft> offered_;  // null: there have been no offers
 };

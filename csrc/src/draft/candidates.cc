@@ -36,8 +36,6 @@ Agreement Candidates::begin(const ExpectedText& copy, const ExpectedText& predic
 
 // Finds and weighs the tokens that may follow, if the node is not in a run.
 void Candidates::find(std::int32_t depth, const Agreement& agreement) {
-  // For a run after them too.
-  constexpr std::size_t kRoom = kMost + kLongestRun;
   if (candidates_.size() < size_ + kRoom) candidates_.resize(2 * size_ + kRoom);
   if (depth >= MatchedTexts::kCopiedAtFirst) matches_.reach(agreement.matches);
   Node node{depth,
@@ -53,6 +51,7 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
     if (!tree_) begin_run(depth);
     return;
   }
+  if (weights_ != nullptr && num_groups_ > 0) prefetch_next(depth);
   // The longest match of all, and the longest of any other token.
   std::int32_t best = 0;
   std::int32_t second = 0;
@@ -67,6 +66,21 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
     if (dominated && !tree_ && !group.agreement.copy && !group.agreement.prediction) continue;
     weigh(group, group.length() == best ? second : best, node, candidates_[size_++]);
   }
+}
+
+// Asks for the weights of what most likely follows the candidate with the longest match.
+void Candidates::prefetch_next(std::int32_t depth) const noexcept {
+  const Group* best = &groups_[0];
+  for (int i = 1; i < num_groups_; ++i) {
+    const Group& group = groups_[static_cast<std::size_t>(i)];
+    if (group.length() > best->length()) best = &group;
+  }
+  if (best->agreement.matches == 0) return;
+  const Token next = matches_[lowest_bit(best->agreement.matches)].token(depth + 1);
+  if (next < 0) return;
+  const TokenWeights::Before before(best->token, node_token_);
+  weights_->prefetch(before);
+  weights_->prefetch(next, before);
 }
 
 // Groups the sources by the token that they expect.
@@ -168,6 +182,21 @@ void Candidates::begin_run(std::int32_t depth) noexcept {
   if (agreement.copy) follow(copy_.next, copy_.count, false);
   if (agreement.prediction) follow(prediction_.next, prediction_.count, false);
   run_end_ = run_begin_ + length;
+  if (weights_ != nullptr) prefetch_run(length);
+}
+
+// Asks for the weights of the tokens of a run that are named.
+void Candidates::prefetch_run(std::int32_t length) const noexcept {
+  Token second = node_token_;
+  Token last = groups_[0].token;
+  for (std::int32_t i = 0; i < std::min(length, kNamedInCopies - run_begin_); ++i) {
+    const TokenWeights::Before before(last, second);
+    const Token token = run_[static_cast<std::size_t>(i)];
+    weights_->prefetch(before);
+    weights_->prefetch(token, before);
+    second = last;
+    last = token;
+  }
 }
 
 // Weighs a token of a run whose evidence differs from that of the token before in lengths.

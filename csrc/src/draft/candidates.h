@@ -12,6 +12,7 @@
 #include "draft/matched_texts.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/token.h"
+#include "index/memory.h"
 #include "store/token_weights.h"
 
 namespace fastdraft {
@@ -79,8 +80,12 @@ class Candidates {
   // For chains, or for trees, which draft from what a chain leaves out as unlikely. `weights` may
   // be null.
   Candidates(const AcceptanceModel& acceptance, const TokenWeights* weights, MatchedTexts& matches,
-             bool tree) noexcept
-      : acceptance_(acceptance), weights_(weights), matches_(matches), tree_(tree) {}
+             bool tree, MemoryBudget& budget)
+      : acceptance_(acceptance),
+        weights_(weights),
+        matches_(matches),
+        tree_(tree),
+        candidates_(kRoom, CountedAllocator<Candidate>(budget)) {}
 
   // Begins a draft from the matches as they are now. Gives the agreement of the root.
   Agreement begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept;
@@ -90,6 +95,7 @@ class Candidates {
   // each is the best candidate of the one before.
   Range expand(std::int32_t depth, const Agreement& agreement, Token last, Token second) {
     const std::size_t first = size_;
+    node_token_ = last;
     if (weights_ != nullptr) before_ = TokenWeights::Before(last, second);
     if (depth < run_end_) {
       repeat(depth);
@@ -97,6 +103,19 @@ class Candidates {
       find(depth, agreement);
     }
     return {first, size_};
+  }
+
+  // How many nodes from this depth on have one candidate that weighs what the last one does.
+  std::int32_t alike(std::int32_t depth) const noexcept {
+    if (size_ == 0 || candidates_[size_ - 1].named) return 0;
+    return std::min(run_end_, weighed_until_) - depth;
+  }
+  // The candidate of the first of these nodes, as `expand` finds it.
+  Range repeat_alike(std::int32_t depth) noexcept {
+    Candidate* candidate = candidates_.data() + size_++;
+    *candidate = candidate[-1];
+    candidate->token = run_[static_cast<std::size_t>(depth - run_begin_)];
+    return {size_ - 1, size_};
   }
 
   // For a chain that goes on with a token that is not among these.
@@ -111,6 +130,9 @@ class Candidates {
   }
 
  private:
+  static constexpr std::int32_t kLongestRun = 16;
+  // What one node may need, with a run after it.
+  static constexpr std::size_t kRoom = kMost + kLongestRun;
   static constexpr std::int32_t kNamedInCopies = 8;  // so many tokens of a draft
   static constexpr int kLongCopy = AcceptanceModel::kLengths - 1;
   // A chain is never drafted from a match of so few tokens beside one of kStrong.
@@ -147,18 +169,18 @@ class Candidates {
              Candidate& candidate) noexcept;
   void weigh_lengths(std::int32_t depth, const Group& group, std::int32_t rival_length,
                      Candidate& candidate) noexcept;
+  void prefetch_next(std::int32_t depth) const noexcept;
+  void prefetch_run(std::int32_t length) const noexcept;
   void begin_run(std::int32_t depth) noexcept;
   void weigh_again(std::int32_t depth, Candidate& candidate) noexcept;
 
   // The next token of a run is a candidate as the one before, with longer matches.
   void repeat(std::int32_t depth) noexcept {
-    Candidate* candidate = candidates_.data() + size_++;
-    *candidate = candidate[-1];
-    candidate->token = run_[static_cast<std::size_t>(depth - run_begin_)];
+    Candidate& candidate = candidates_[repeat_alike(depth).first];
     if (depth == weighed_until_) {
-      weigh_again(depth, *candidate);
-    } else if (candidate->named) {
-      name(depth, *candidate);
+      weigh_again(depth, candidate);
+    } else if (candidate.named) {
+      name(depth, candidate);
     }
   }
 
@@ -178,11 +200,13 @@ class Candidates {
   const bool tree_;
   ExpectedText copy_;
   ExpectedText prediction_;
-  std::vector<Candidate> candidates_;  // the first size_ are those of the draft
+  // The first size_ are those of the draft.
+  std::vector<Candidate, CountedAllocator<Candidate>> candidates_;
   std::size_t size_ = 0;
   std::array<Group, kMost> groups_;
   int num_groups_ = 0;
 
+  Token node_token_ = -1;  // of the node that is expanded
   // Of the candidate that was weighed last.
   TokenWeights::Before before_;
   float evidence_weight_ = 0.0f;
@@ -191,7 +215,6 @@ class Candidates {
 
   // While all sources agree on one token after another: those tokens, from the depth run_begin_ up
   // to run_end_.
-  static constexpr std::int32_t kLongestRun = 16;
   std::array<Token, kLongestRun> run_{};
   std::int32_t run_begin_ = 0;
   std::int32_t run_end_ = 0;

@@ -16,7 +16,9 @@ MatchedTexts::MatchedTexts(const DrafterInputs& inputs, bool tree)
       stores_(inputs.stores),
       num_entered_(inputs.num_entered),
       lookahead_(inputs.lookahead),
-      tree_(tree) {
+      tree_(tree),
+      weights_(inputs.weights.get()),
+      stored_tokens_(CountedAllocator<Token>(inputs.budget)) {
   if (!stores_.empty()) {
     stored_tokens_.resize(static_cast<std::size_t>(most_stored()) *
                           static_cast<std::size_t>(lookahead_));
@@ -36,11 +38,21 @@ void MatchedTexts::find() {
   std::optional<Datastore::Reader> first;
   Datastore::Lookup lookup(context_.text(), context_.size(), shortest);
   if (size > 0) first.emplace(*stores_[0]).begin(lookup);
+  if (weights_ != nullptr && context_.size() > 1) {
+    const Token* end = context_.text() + context_.size();
+    before_ = TokenWeights::Before(end[-1], end[-2]);
+    weights_->prefetch(before_);
+  }
   find_suffixes();
+  prefetch_weights(0);
   if (first) first->go_on(lookup);
+  const int suffixes = size_;
   if (repeated < kStrong) find_last_token();
+  prefetch_weights(suffixes);
+  const int own = size_;
   if (first) add_stored(*first, lookup, source_of(0), stores_[0].get());
   first.reset();
+  prefetch_weights(own);
   for (std::size_t i = 0; i < size; ++i) {
     if (i > 0) {
       const Datastore::Reader reader(*stores_[i]);
@@ -53,6 +65,17 @@ void MatchedTexts::find() {
       const RunningTexts::Reader reader(*running, &context_);
       add_stored(reader, lookup, Source::kRunning, nullptr);
     }
+  }
+}
+
+// Asks for the weights of the tokens that follow the matches from this one on.
+void MatchedTexts::prefetch_weights(int first) const noexcept {
+  if (weights_ == nullptr) return;
+  Token before = -1;
+  for (int i = first; i < size_; ++i) {
+    const Token token = matches_[static_cast<std::size_t>(i)].next[0];
+    if (token != before) weights_->prefetch(token, before_);
+    before = token;
   }
 }
 

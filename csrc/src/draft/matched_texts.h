@@ -9,6 +9,7 @@
 #include "draft/drafter.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
+#include "index/memory.h"
 #include "index/suffix_automaton.h"
 
 namespace fastdraft {
@@ -65,7 +66,7 @@ class MatchedTexts {
   void find();
 
   // Of a stored text so many tokens are copied at first; what follows them, when `reach` asks.
-  static constexpr std::int32_t kCopiedAtFirst = 16;
+  static constexpr std::int32_t kCopiedAtFirst = 8;
   // Has all of these matches' texts, for a draft that agrees with them so far.
   void reach(MatchSet matches);
 
@@ -89,6 +90,7 @@ class MatchedTexts {
     return static_cast<std::size_t>(match.next - stored_tokens_.data()) /
            static_cast<std::size_t>(lookahead_);
   }
+  void prefetch_weights(int first) const noexcept;
   template <typename Reader>
   void add_stored(const Reader& reader, const Datastore::Lookup& lookup, Source source,
                   const Datastore* store);
@@ -100,13 +102,16 @@ class MatchedTexts {
   const std::size_t num_entered_;  // the first so many stores are those that the text enters
   const std::int32_t lookahead_;
   const bool tree_;
+  const TokenWeights* const weights_;  // null: none
+  TokenWeights::Before before_;        // the next token, for `prefetch_weights`
   // Where `approach` stands: a repeated suffix, then an earlier occurrence of the last token.
   Match way_;
   std::int32_t position_ = -1;
   std::array<MatchedText, kMost> matches_;
   int size_ = 0;
   int num_stored_ = 0;
-  std::vector<Token> stored_tokens_;  // copied, since the text may leave the datastore
+  // Copied, since the text may leave the datastore.
+  std::vector<Token, CountedAllocator<Token>> stored_tokens_;
   // By the place in stored_tokens_: where the text goes on; a null store: nowhere.
   struct Rest {
     const Datastore* store;

@@ -235,20 +235,14 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
 // Leaves out the tokens that are not of the vocabulary, with all that follow them,
 // and returns how many stay.
 std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
-  const auto foreign = [&](Token token) { return token < 0 || token >= config_.vocabulary; };
-  // All at once, since nearly always none is. As unsigned numbers those below 0 are the largest.
-  std::uint32_t largest = 0;
-  for (std::int32_t i = 0; i < count; ++i) {
-    largest = std::max(largest, static_cast<std::uint32_t>(draft.token_ids[i]));
-  }
-  if (largest < config_.vocabulary) return count;
+  if (all_below(draft.token_ids, count, config_.vocabulary)) return count;
   constexpr std::int32_t kLeftOut = -2;
   std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
   std::int32_t kept = 0;
   for (std::int32_t i = 0; i < count; ++i) {
     const std::int32_t parent =
         draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
-    if (foreign(draft.token_ids[i])) {
+    if (draft.token_ids[i] < 0 || draft.token_ids[i] >= config_.vocabulary) {
       if (is_stored(draft.sources[i])) {
         num_foreign_.fetch_add(1, std::memory_order_relaxed);
       }
@@ -262,7 +256,7 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
 }
 
 // The drafter's guess, in the request's draft, with what read_offers found. If the drafter throws,
-// there is no proposal.
+// there is no proposal. One that gets no memory guesses nothing.
 std::int32_t Engine::guess(Request& request, std::int32_t limit, float least,
                            const RowOffers* offers) {
   const std::optional<Proposal> kept = std::exchange(request.kept, std::nullopt);
@@ -270,12 +264,17 @@ std::int32_t Engine::guess(Request& request, std::int32_t limit, float least,
   if (offers == nullptr && request.offers != nullptr) request.offers->given = 0;
   if (offers == nullptr && kept && kept->limit == limit && kept->least == least) {
     request.proposal = Proposal{kept->guessed, 0, 1.0, limit, least};
-  } else {
-    const std::int32_t count = leave_out_foreign(
-        request.draft, request.drafter->guess(limit, least, offers, request.draft));
-    request.proposal = Proposal{count, 0, 1.0, offers == nullptr ? limit : -1, least};
+    return kept->guessed;
   }
-  return request.proposal->guessed;
+  std::int32_t count = 0;
+  try {
+    count = request.drafter->guess(limit, least, offers, request.draft);
+  } catch (const MemoryLimitError&) {
+    return 0;
+  }
+  count = leave_out_foreign(request.draft, count);
+  request.proposal = Proposal{count, 0, 1.0, offers == nullptr ? limit : -1, least};
+  return count;
 }
 
 OfferKind Engine::offer_kind(std::string_view name) {
@@ -416,8 +415,8 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted_;
   // Every row's whole guess, a stride apart; what is kept then moves together.
-  std::unique_ptr<std::int32_t[]> memory(
-      new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
+  std::unique_ptr<std::byte[]> memory(
+      new std::byte[static_cast<std::size_t>(DraftColumns::bytes(rows * stride))]);
   const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
@@ -539,6 +538,10 @@ void Engine::take(Request& request, RequestId id, const Step& step) {
     }
   } catch (const MemoryLimitError& error) {
     refused = error;
+  }
+  // The next guess reads these first.
+  if (const Match suffix = request.context.repeated_suffix(); suffix.length > 0) {
+    request.context.prefetch_ends(suffix.state);
   }
   for (const auto& text : request.running) {
     text->grow(request.text(), request.size(), request.prompt_size);

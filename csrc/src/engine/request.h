@@ -1,6 +1,7 @@
 // One generation: its text, who drafts for it, and what was last proposed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -51,8 +52,9 @@ struct Request {
   // An empty text, and room for drafts of `most_drafted` tokens. `initial_rate`
   // is the engine's. Throws MemoryLimitError.
   Request(std::int32_t most_drafted, double initial_rate, MemoryBudget& budget)
-      : context(budget),
-        draft_memory(new std::int32_t[static_cast<std::size_t>(DraftColumns::words(most_drafted))]),
+      : counted(budget, std::int64_t{sizeof(Request)} + DraftColumns::bytes(most_drafted)),
+        context(budget),
+        draft_memory(new std::byte[static_cast<std::size_t>(DraftColumns::bytes(most_drafted))]),
         draft(DraftColumns::in(draft_memory.get(), most_drafted)),
         rate(initial_rate) {}
 
@@ -65,7 +67,8 @@ struct Request {
     return *offers;
   }
 
-  SuffixAutomaton context;  // the templates, and then prompt and output
+  const CountedBytes counted;  // it and its draft
+  SuffixAutomaton context;     // the templates, and then prompt and output
   SuffixAutomaton::Approach approach{};
   std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
@@ -75,7 +78,7 @@ struct Request {
       running;  // its text in these, but in frozen ones
   std::unique_ptr<Drafter> drafter;
 
-  const std::unique_ptr<std::int32_t[]> draft_memory;
+  const std::unique_ptr<std::byte[]> draft_memory;
   const DraftColumns draft;
   std::optional<Proposal> proposal;  // until it is observed
   // A guess that was forgotten, though the text is still the same.

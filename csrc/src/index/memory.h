@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -38,6 +39,46 @@ class MemoryBudget {
   std::atomic<std::int64_t> used_{0};
 };
 
+// Bytes of a budget while it lives. Throws MemoryLimitError.
+class CountedBytes {
+ public:
+  CountedBytes(MemoryBudget& budget, std::int64_t bytes) : budget_(budget), bytes_(bytes) {
+    budget.charge(bytes);
+  }
+  CountedBytes(const CountedBytes&) = delete;
+  CountedBytes& operator=(const CountedBytes&) = delete;
+  ~CountedBytes() { budget_.refund(bytes_); }
+
+ private:
+  MemoryBudget& budget_;
+  const std::int64_t bytes_;
+};
+
+// The allocator of vectors whose memory counts in a budget, which must outlive them. It throws
+// MemoryLimitError in place of std::bad_alloc.
+template <typename T>
+struct CountedAllocator {
+  using value_type = T;
+
+  explicit CountedAllocator(MemoryBudget& of) noexcept : budget(&of) {}
+  template <typename U>
+  CountedAllocator(const CountedAllocator<U>& other) noexcept : budget(other.budget) {}
+
+  T* allocate(std::size_t count);
+  void deallocate(T* memory, std::size_t count) noexcept {
+    std::allocator<T>().deallocate(memory, count);
+    budget->refund(static_cast<std::int64_t>(count * sizeof(T)));
+  }
+  friend bool operator==(const CountedAllocator& a, const CountedAllocator& b) noexcept {
+    return a.budget == b.budget;
+  }
+  friend bool operator!=(const CountedAllocator& a, const CountedAllocator& b) noexcept {
+    return !(a == b);
+  }
+
+  MemoryBudget* budget;
+};
+
 // Throws MemoryLimitError without a message of its own, for which there is no memory either.
 [[noreturn]] void throw_no_memory_left();
 
@@ -54,6 +95,18 @@ template <typename Message>
 
 // The operating system refused `bytes`.
 [[noreturn]] void throw_out_of_memory(std::int64_t bytes);
+
+template <typename T>
+T* CountedAllocator<T>::allocate(std::size_t count) {
+  const auto bytes = static_cast<std::int64_t>(count * sizeof(T));
+  budget->charge(bytes);
+  try {
+    return std::allocator<T>().allocate(count);
+  } catch (const std::bad_alloc&) {
+    budget->refund(bytes);
+    throw_out_of_memory(bytes);
+  }
+}
 
 // Whether the system can be asked for pages of 2 MB, and to take memory back by the page.
 #if defined(__linux__)

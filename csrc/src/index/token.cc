@@ -9,6 +9,7 @@ namespace fastdraft {
 
 void check_tokens(const Token* tokens, std::int64_t count, const char* what,
                   std::int64_t vocabulary) {
+  if (vocabulary > 0 && all_below(tokens, count, vocabulary)) return;
   const Token* wrong = std::find_if(tokens, tokens + count, [vocabulary](Token token) {
     return token < 0 || token >= vocabulary;
   });

@@ -26,7 +26,7 @@ std::uint32_t block_key(int log2_capacity, std::uint32_t count) noexcept {
 }
 bool is_full(int log2_capacity, std::uint32_t count) noexcept {
   const std::uint32_t capacity = 1u << log2_capacity;
-  return log2_capacity <= kLargestScanned ? count == capacity : count >= capacity / 4 * 3;
+  return log2_capacity <= kLargestScanned ? count == capacity : count >= capacity / 8 * 7;
 }
 // Fibonacci hashing: neighbouring ids spread over the whole block.
 std::uint32_t home(Token token, int log2_capacity) noexcept {

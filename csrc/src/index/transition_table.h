@@ -29,7 +29,7 @@ struct Edges {
 
 // The blocks of all states with several edges, in one flat array. A block
 // holds 2^k edges; up to eight are scanned, more are hashed with linear
-// probing at a load of at most three quarters. Blocks that a state outgrew
+// probing at a load of at most seven eighths. Blocks that a state outgrew
 // are reused by others. find is O(1) expected; insert is O(1)
 // amortised; copy costs the state's edges, which the automaton pays once for
 // each edge of the copy.

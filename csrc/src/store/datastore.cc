@@ -46,18 +46,14 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
     const std::int64_t wanted = most - copied;
     const std::int64_t count =
         std::clamp<std::int64_t>(read(position + copied, out + copied, wanted), 0, wanted);
-    // Negative ones are marks. All at once, since nearly always none is wrong.
-    const auto limit = static_cast<std::uint32_t>(store_->largest_token_);
-    std::uint32_t largest = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      largest = std::max(largest, static_cast<std::uint32_t>(out[copied + i]));
-    }
-    if (count > 0 && largest <= limit) {
+    // Negative ones are marks.
+    const Token largest = store_->largest_token_;
+    if (count > 0 && all_below(out + copied, count, std::int64_t{largest} + 1)) {
       copied += count;
       continue;
     }
-    const Token* wrong = std::find_if(out + copied, out + copied + count, [limit](Token token) {
-      return static_cast<std::uint32_t>(token) > limit;
+    const Token* wrong = std::find_if(out + copied, out + copied + count, [largest](Token token) {
+      return token < 0 || token > largest;
     });
     return wrong - out;
   }

@@ -1,13 +1,16 @@
 // What a live store has taught about certain tokens.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
 #include "fastdraft/token.h"
+#include "index/bits.h"
 
 namespace fastdraft {
 
@@ -27,6 +30,9 @@ class TokenWeights {
   static constexpr std::size_t kLeast = std::size_t{1} << 14;
   static constexpr std::size_t kMost = std::size_t{1} << 16;
 
+  // In parts of 1/8192, from -4 to 4: seven of them make any token certain.
+  using Weight = std::int16_t;
+
   static constexpr std::size_t kNames = 7;
   // The places of a token's weights; a table of fewer than kMost takes their low bits.
   using Places = std::array<std::uint16_t, kNames>;
@@ -45,48 +51,69 @@ class TokenWeights {
   // A table of `size` weights, a power of two from kLeast to kMost, with what `from` has learned,
   // which must not be larger; null: nothing.
   explicit TokenWeights(std::size_t size, const TokenWeights* from = nullptr)
-      : mask_(static_cast<std::uint16_t>(size - 1)), weights_(new std::atomic<float>[size]) {
+      : mask_(static_cast<std::uint16_t>(size - 1)), lines_(new Line[size / kLine]) {
     for (std::size_t i = 0; i < size; ++i) {
-      const float learned =
-          from == nullptr ? 0.0f : from->weights_[i & from->mask_].load(std::memory_order_relaxed);
-      weights_[i].store(learned, std::memory_order_relaxed);
+      const Weight learned =
+          from == nullptr ? Weight{0} : from->at(i & from->mask_).load(std::memory_order_relaxed);
+      at(i).store(learned, std::memory_order_relaxed);
     }
   }
 
   std::size_t size() const noexcept { return std::size_t{mask_} + 1; }
   std::int64_t bytes() const noexcept { return bytes_of(size()); }
   static constexpr std::int64_t bytes_of(std::size_t size) noexcept {
-    return static_cast<std::int64_t>(size * sizeof(std::atomic<float>));
+    return static_cast<std::int64_t>(size * sizeof(std::atomic<Weight>));
   }
 
   // Of a token whose longest match is of the class `length`, and that of any other token of the
   // class `rival`; see AcceptanceModel::length_value.
+  //
+  // What is read together lies in four cache lines: the token's own, those of its pairs with each
+  // of the two tokens before it, and that of the last token. Which lines these are does not depend
+  // on the lengths.
   static Places places(Token token, const Before& before, int length, int rival) noexcept {
     const std::uint64_t name = spread(token, kToken);
     const auto lengths = static_cast<std::uint64_t>(16 * length + rival + 1) * kLengths;
+    const auto alone = static_cast<std::uint64_t>(length + 1) * kLengths;
+    const std::uint64_t pair = name ^ before.last;
     return {place(name),
-            place(name ^ before.last),
-            place(name ^ before.both),
+            place(pair),
+            place(pair, name ^ before.both),
             place(name ^ before.second),
-            place(name ^ lengths),
-            place(before.last ^ lengths),
-            place(before.both ^ (static_cast<std::uint64_t>(length + 1) * kLengths))};
+            place(name, name ^ lengths),
+            place(before.last, before.last ^ lengths),
+            place(before.last, before.both ^ alone)};
+  }
+
+  // Asks for the lines of these places: they do not depend on the lengths.
+  void prefetch(Token token, const Before& before) const noexcept {
+    const std::uint64_t name = spread(token, kToken);
+    fastdraft::prefetch(&lines_[(place(name) & mask_) / kLine]);
+    fastdraft::prefetch(&lines_[(place(name ^ before.last) & mask_) / kLine]);
+    fastdraft::prefetch(&lines_[(place(name ^ before.second) & mask_) / kLine]);
+  }
+  void prefetch(const Before& before) const noexcept {
+    fastdraft::prefetch(&lines_[(place(before.last) & mask_) / kLine]);
   }
 
   // The sum of the weights.
   float weigh(const Places& places) const noexcept {
     const auto weight = [&](std::size_t i) {
-      return weights_[places[i] & mask_].load(std::memory_order_relaxed);
+      return static_cast<int>(at(places[i] & mask_).load(std::memory_order_relaxed));
     };
     static_assert(kNames == 7);
-    return (weight(0) + weight(1)) + (weight(2) + weight(3)) + (weight(4) + weight(5)) + weight(6);
+    return static_cast<float>((weight(0) + weight(1)) + (weight(2) + weight(3)) +
+                              (weight(4) + weight(5)) + weight(6)) *
+           kUnit;
   }
 
   // Learns from `error`: 1 or 0, for a token that was emitted or not, less its chance.
   void learn(const Places& places, float error) noexcept {
+    const auto step = static_cast<int>(std::lrint(kRate * error / kUnit));
     for (const std::uint16_t place : places) {
-      std::atomic<float>& weight = weights_[place & mask_];
-      weight.store(weight.load(std::memory_order_relaxed) + kRate * error,
+      std::atomic<Weight>& weight = at(place & mask_);
+      const int sum = weight.load(std::memory_order_relaxed) + step;
+      weight.store(static_cast<Weight>(std::clamp(sum, -kLargest, kLargest)),
                    std::memory_order_relaxed);
     }
   }
@@ -101,13 +128,30 @@ class TokenWeights {
   static std::uint64_t spread(Token token, std::uint64_t factor) noexcept {
     return (static_cast<std::uint64_t>(token) + 2) * factor;
   }
-  // The high bits of a product depend on all bits of its factors.
+  // The high bits of a product depend on all bits of its factors: of these, the first name the line
+  // and the next the place in it.
   static std::uint16_t place(std::uint64_t hash) noexcept {
     return static_cast<std::uint16_t>(hash >> 48);
   }
+  // A place in the line of `line` by another hash.
+  static std::uint16_t place(std::uint64_t line, std::uint64_t hash) noexcept {
+    return static_cast<std::uint16_t>((line >> 48 & ~std::uint64_t{kLine - 1}) |
+                                      hash >> (64 - kLineBits));
+  }
+
+  static constexpr float kUnit = 1.0f / 8192;
+  static constexpr int kLargest = 32767;
+  static constexpr int kLineBits = 5;
+  static constexpr std::size_t kLine = std::size_t{1} << kLineBits;
+  struct alignas(64) Line {
+    std::array<std::atomic<Weight>, kLine> weights;
+  };
+  std::atomic<Weight>& at(std::size_t i) const noexcept {
+    return lines_[i / kLine].weights[i % kLine];
+  }
 
   const std::uint16_t mask_;
-  const std::unique_ptr<std::atomic<float>[]> weights_;
+  const std::unique_ptr<Line[]> lines_;
 };
 
 }  // namespace fastdraft

@@ -17,25 +17,31 @@ def names(token: int, last: int, second: int, length: int, rival: int) -> list[i
     )
     both = (last + 2) * LAST_OF_BOTH ^ earlier
     lengths, alone = (16 * length + rival + 1) * LENGTHS, (length + 1) * LENGTHS
+    # Each is a line of 32 weights, and one of these by the other's highest bits.
     hashes = (
-        name,
-        name ^ before,
-        name ^ both,
-        name ^ earlier,
-        name ^ lengths,
-        before ^ lengths,
-        both ^ alone,
+        (name, None),
+        (name ^ before, None),
+        (name ^ before, name ^ both),
+        (name ^ earlier, None),
+        (name, name ^ lengths),
+        (before, before ^ lengths),
+        (before, both ^ alone),
     )
-    return [value % 2**64 >> 48 for value in hashes]
+
+    def place(line: int, other: int | None) -> int:
+        high = line % 2**64 >> 48
+        return high if other is None else high // 32 * 32 + (other % 2**64 >> 59)
+
+    return [place(*each) for each in hashes]
 
 
 class TokenWeights:
-    """A table of so many weights."""
+    """A table of so many weights, in parts of 1 / UNITS."""
 
-    RATE = 0.12
+    RATE, UNITS, LARGEST = 0.12, 8192, 2**15 - 1
 
     def __init__(self, size: int, learned: TokenWeights | None = None) -> None:
-        values = learned.values if learned else [0.0]
+        values = learned.values if learned else [0]
         self.values = [values[i % len(values)] for i in range(size)]
 
     @classmethod
@@ -47,8 +53,10 @@ class TokenWeights:
         return cls(sizes[-1], given)
 
     def weigh(self, places: Sequence[int]) -> float:
-        return sum(self.values[place % len(self.values)] for place in places)
+        return sum(self.values[place % len(self.values)] for place in places) / self.UNITS
 
     def learn(self, places: Sequence[int], error: float) -> None:
+        step = round(self.RATE * error * self.UNITS)
         for place in places:
-            self.values[place % len(self.values)] += self.RATE * error
+            at = place % len(self.values)
+            self.values[at] = max(-self.LARGEST, min(self.values[at] + step, self.LARGEST))
