@@ -195,7 +195,7 @@ def test_drafts_are_the_oracles(
                     drafter.offers = [*drafter.offers, known]
                     drawn_ids = tokens if of_chain else None
         draft = engine.propose(request, limit=limit, offers=offers or None)
-        drafter.follow(draft, limit, least=token_cost * rate.price, drawn=drawn_ids)
+        drafter.follow(draft, limit, least=rate.price(token_cost), drawn=drawn_ids)
         assert len(draft) <= limit
         assert (np.diff(draft.probabilities) <= 0).all()
         for index, parent in enumerate(draft.parents):
@@ -512,3 +512,23 @@ def test_steps_without_a_draft_teach_too() -> None:
         assert len(engine.propose(request, limit=0)) == 0
         engine.observe(request, [1, 2])
     assert engine.propose(request, token_cost=0).probabilities[0] > before
+
+
+@pytest.mark.parametrize(("token_cost", "rows"), [(0.05, 1), (0.2, 1), (0.3, 1), (0.1, 8)])
+def test_what_is_certain_is_drafted_as_long_as_it_pays(token_cost: float, rows: int) -> None:
+    engine = Engine(DraftConfig(token_cost=token_cost))
+    requests = [engine.add_request([n % 100 for n in range(300)]) for _ in range(rows)]
+    done, steps, drafted = [300] * rows, 0, 0
+    while done[0] < 20_000:
+        drafts = engine.propose_batch(requests).tolist()
+        steps, drafted = steps + 1, drafted + sum(map(len, drafts))
+        emitted = []
+        for row, draft in enumerate(drafts):
+            assert draft == [(done[row] + i) % 100 for i in range(len(draft))]
+            emitted.append([*draft, (done[row] + len(draft)) % 100])
+            done[row] += len(draft) + 1
+        offsets = np.cumsum([0, *map(len, emitted)])
+        engine.observe_batch(requests, np.array(list(chain(*emitted))), offsets)
+    slope = token_cost / (1 + token_cost * (rows - 1))
+    possible = 65 * rows / (1 + slope * 64 * rows)
+    assert (sum(done) - 300 * rows) / (steps + slope * drafted) > 0.98 * possible

@@ -635,9 +635,9 @@ def test_cost_decides_the_length() -> None:
     free = engine.propose(request, token_cost=0)
     assert len(free) == 16
     assert len(engine.propose(request, token_cost=10)) == 0
-    # A token costs what a new engine expects to be emitted meanwhile, 1.5 in the time of a step,
-    # and has to gain 1.2 times that.
-    cost = float(free.probabilities[7:9].mean()) / 1.5 / 1.2
+    # A token costs what a new engine expects to be emitted meanwhile, 1.5 in the time of a step:
+    # it has to be as likely, and more by a premium that fades, worth * (1.3 - 0.3 * worth).
+    cost = (1.3 - (1.69 - 1.2 * float(free.probabilities[7:9].mean())) ** 0.5) / 0.6 / 1.5
     priced = engine.propose(request, token_cost=cost)
     assert priced.tolist() == free.tolist()[:8]
     # The same cost as a curve draws the same draft.

@@ -167,10 +167,10 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
         engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
     double rate = 0.0;
     for (std::int64_t row = 0; row < rows; ++row) {
-      rate += kPremium *
-              EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
     }
     const std::int64_t stride = engine.most_drafted();
+    rate = cost.price_of_time(rows, rate, stride);
     std::vector<float> probabilities(static_cast<std::size_t>(rows * stride));
     std::vector<std::int32_t> counts;
     for (std::int64_t row = 0; row < rows; ++row) {

@@ -20,6 +20,18 @@ TEST(StepCost, IsRelativeToAStepWithoutDrafts) {
   EXPECT_DOUBLE_EQ(cost.relative(2, 1), 3.5 / 3.0);
 }
 
+TEST(StepCost, ThePremiumFadesWhereOnlyACertainTokenPays) {
+  const StepCost cost = StepCost::constant(0.2);
+  EXPECT_DOUBLE_EQ(cost.price_of_time(1, 2.0, 64), 2.0 * (1.0 + 0.3 * 0.6));
+  EXPECT_DOUBLE_EQ(cost.price_of_time(1, 5.0, 64), 5.0);
+  EXPECT_DOUBLE_EQ(cost.price_of_time(1, 9.0, 64), 9.0);
+  // 6 tokens a step of 4 rows, of which each draft token takes an eighth.
+  EXPECT_DOUBLE_EQ(cost.price_of_time(4, 6.0, 64), 6.0 * (1.0 + 0.3 * 0.25));
+  const std::vector<double> stairs{4.0, 4.0, 6.0, 6.0};
+  EXPECT_DOUBLE_EQ(StepCost::curve(stairs.data(), 4).price_of_time(1, 3.0, 3),
+                   3.0 * (1.0 + 0.3 * 0.5));
+}
+
 TEST(StepCost, GoesOnWithItsLastSlope) {
   const std::vector<double> rising{2.0, 3.0};
   EXPECT_DOUBLE_EQ(StepCost::curve(rising.data(), 2).relative(1, 4), 3.0);

@@ -3,7 +3,7 @@
 The host pads each forward to the next size of which it has captured a graph, and runs steps whose
 rows all have the longest draft in faster graphs of their own. A row's draft tokens are right with
 known probabilities, which change from step to step; verified are those that make
-emitted tokens - rate * time greatest, the engine's rule.
+emitted tokens - rate * time greatest, the engine's rule with a premium of its own.
 """
 
 from __future__ import annotations

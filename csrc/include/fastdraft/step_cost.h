@@ -8,11 +8,6 @@
 
 namespace fastdraft {
 
-// A draft has to gain this many times what it costs. Its probabilities are estimates, and those
-// that look best were most likely estimated too high (the winner's curse). Recorded requests
-// gain 0.1 to 0.3 % by it, and half as many short answers lose time.
-inline constexpr double kPremium = 1.2;
-
 // The time of a target forward by the tokens in it, relative to the forward
 // that a step without drafts would take.
 class FASTDRAFT_EXPORT StepCost {
@@ -39,6 +34,13 @@ class FASTDRAFT_EXPORT StepCost {
   double part_of_step(std::int64_t rows, double time) const noexcept {
     return curve_ == nullptr ? time : time / this->time(rows);
   }
+
+  // The price of time for keep_what_pays where `rows` requests have been emitting `rate` tokens in
+  // all in the time of a step without drafts: the rate, with a premium of up to 30 %. Probabilities
+  // are estimates, and those that look best were most likely estimated too high (the winner's
+  // curse). The premium fades as the price of a token, the mean over `most` of each row, nears 1:
+  // a certain token is drafted as long as it pays.
+  double price_of_time(std::int64_t rows, double rate, std::int64_t most) const noexcept;
 
   // keep_what_pays drops every token less probable than this, so drafters need not
   // guess it. `most` is the longest draft of a row. O(rows * most) for a curve.

@@ -391,7 +391,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   if (offered) check_offers(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const RequestTable::Locked request = requests_->lock(id);
-  const double rate = kPremium * request->rate.value();
+  const double rate = cost.price_of_time(1, request->rate.value(), most_drafted_);
   const auto least = static_cast<float>(cost.least_of_batch(1, rate, false, most_drafted_));
   RowOffers memory;
   const RowOffers* offers = offered ? read_offers(*request, options, 0, true, memory) : nullptr;
@@ -422,9 +422,10 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
-      rate += kPremium * (*found)->rate.value();
+      rate += (*found)->rate.value();
     }
   }
+  rate = cost.price_of_time(rows, rate, stride);
   const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   RowOffers memory_of_offers;
   std::vector<std::pair<std::size_t, std::int32_t>> drawn;  // rows, and what they draft

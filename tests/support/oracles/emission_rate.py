@@ -13,10 +13,10 @@ class EmissionRate:
     def value(self) -> float:
         return self.tokens / self.time
 
-    @property
-    def price(self) -> float:
-        """What a draft has to gain for a unit of step time: 1.2 times the rate."""
-        return 1.2 * self.value
+    def price(self, token_cost: float) -> float:
+        """How likely a draft token must be: up to 1.3 times what is emitted in its time."""
+        worth = token_cost * self.value
+        return worth * (1.3 - 0.3 * min(worth, 1))
 
     def add(self, tokens: int, time: float) -> None:
         self.tokens = 0.98 * self.tokens + tokens
