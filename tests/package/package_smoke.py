@@ -10,6 +10,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
+import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,26 @@ import fastdraft
 assert "torch" not in sys.modules
 assert fastdraft.__version__ == importlib.metadata.version("fastdraft")
 assert importlib.util.find_spec("fastdraft.kernels") is not None
+
+
+def dynamic_entries(elf: bytes) -> dict[int, int]:
+    """The tags and values of a 64-bit library's dynamic section."""
+    (begin,) = struct.unpack_from("<Q", elf, 32)
+    size, count = struct.unpack_from("<HH", elf, 54)
+    found: dict[int, int] = {}
+    for at in range(begin, begin + size * count, size):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", elf, at)
+        if kind == 2:  # PT_DYNAMIC
+            found |= dict(struct.iter_unpack("<qQ", elf[offset : offset + length]))
+    return found
+
+
+if sys.platform == "linux" and "FASTDRAFT_UNOPTIMISED" not in os.environ:
+    # Canaries on the stack, checked copies, and no table of functions that can be written to.
+    library = Path(fastdraft._core.__file__).read_bytes()
+    assert b"__stack_chk_fail" in library
+    assert re.search(rb"__(mem|str|v?s|v?f)\w+_chk\0", library)
+    assert dynamic_entries(library)[30] & 8  # DT_FLAGS, DF_BIND_NOW
 
 # A text that repeats itself, and a target that goes on as it did: the drafts are all accepted.
 period = np.arange(50, dtype=np.int32)

@@ -203,3 +203,20 @@ def test_check_installs_what_the_changed_room_needs() -> None:
     assert "gtest" in check_needs("csrc/src/engine/engine.cc") & check_needs("tests/cpp/texts.h")
     assert {"browser", "E/.test-all"} <= check_needs("tests/replay/test_page.py")
     assert check_needs("LICENSE") == {"E/.package"}
+
+
+def test_actions_are_named_by_digest() -> None:
+    """A tag of somebody else's may move; the comment says which it was."""
+    files = [path for path in (ROOT / ".github").rglob("*.yml") if "uses:" in path.read_text()]
+    uses = re.findall(r"uses: (.*)", "\n".join(path.read_text("utf-8") for path in files))
+    assert len(uses) > 20
+    pinned = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert all(each.startswith("./") or pinned.fullmatch(each) for each in uses)
+
+
+def test_what_builds_the_wheels_has_hashes() -> None:
+    lines = (ROOT / "tools" / "cibuildwheel.txt").read_text("utf-8").splitlines()
+    pins_of_tools = [line for line in lines if not line.startswith("#")]
+    assert pins_of_tools
+    for line in pins_of_tools:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+", line)
