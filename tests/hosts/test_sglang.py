@@ -36,7 +36,7 @@ from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving import sglang as adapter
 from fastdraft.serving.http.front import Front
-from fastdraft.serving.ledger import FOLDER_VARIABLE
+from fastdraft.serving.ledger import FOLDER_VARIABLE, Ledger
 from fastdraft.serving.metrics import SOURCES, hits_field
 from fastdraft.serving.sglang.middleware import mount
 
@@ -1246,7 +1246,7 @@ def test_predictions_and_tools_reach_the_sampling_parameters(
         req = _req(f"r{len(found)}", [5, 6, 7], **params)
         corpus.begin([req])
         _ask(corpus, [req])
-        req.output_ids += [params["prediction_token_ids"][0]]
+        req.output_ids.append(params["prediction_token_ids"][0])
         _ask(corpus, [req])
         corpus.erase_match_state([req.rid])
         usage = protocol.UsageInfo(prompt_tokens=3, completion_tokens=2, total_tokens=5)
@@ -1258,7 +1258,7 @@ def test_predictions_and_tools_reach_the_sampling_parameters(
         "tools": [{"type": "function", "function": function}],
         "custom_params": {"fastdraft_lookahead": 3},
     }
-    corpus = adapter.Corpus(draft_token_num=_NODES)
+    corpus = adapter.Corpus(draft_token_num=_NODES, ledger=Ledger(tmp_path))
     with running(app) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=60)
         messages = [{"role": "user", "content": "?"}]

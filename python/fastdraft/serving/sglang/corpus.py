@@ -49,6 +49,7 @@ class Corpus(HostRequests[RequestText]):
         vocabulary: int | None = None,
         server_args: Any = None,
         report: Callable[[Totals], None] | None = None,
+        ledger: Ledger | None = None,
         **_: Any,
     ) -> None:
         """Makes a corpus as SGLang's worker makes its own.
@@ -60,8 +61,9 @@ class Corpus(HostRequests[RequestText]):
             server_args: The server's own, which name the model.
             report: Takes the totals, once a second while there are requests, and when there are
                 none any more.
+            ledger: Takes what became of each prediction; of several ranks, one has it.
 
-        The last three are fastdraft's own. What the worker has no option for comes from the
+        The last four are fastdraft's own. What the worker has no option for comes from the
         environment, see `environment`.
 
         Raises:
@@ -89,7 +91,7 @@ class Corpus(HostRequests[RequestText]):
         self._drafts_from_logits = max_bfs_breadth != 1 and drafts_from_logits(server_args)
         self._drafted: Nodes | None = None  # since the target saw them last
         self._report = report
-        self._ledger = Ledger.from_environment()
+        self._ledger = ledger
         self._reported_at = -math.inf
         self._guard([], self._tell)
         if self.replica is not None and report is not None:

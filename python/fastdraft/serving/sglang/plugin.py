@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.ledger import share_folder
+from fastdraft.serving.ledger import Ledger, share_folder
 from fastdraft.serving.metrics import Totals, prometheus
 from fastdraft.serving.sglang.corpus import Corpus
 from fastdraft.serving.sglang.middleware import mount
@@ -90,6 +90,7 @@ def _worker() -> type:
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
                 server_args=server_args,
                 report=_report(server_args),
+                ledger=_ledger(),
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
@@ -123,6 +124,13 @@ def _corpus_of(module: Any, corpus: Callable[..., Corpus]) -> Iterator[None]:
         yield
     finally:
         module.NgramCorpus = own
+
+
+def _ledger() -> Ledger | None:
+    """Where the server's front reads what became of predictions; None on further ranks."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return None if get_parallel().tp_rank else Ledger.from_environment()
 
 
 def _report(server_args: Any) -> Callable[[Totals], None] | None:
