@@ -152,6 +152,7 @@ class Replica:
         self._spaces: dict[str, _Space] = {}
         self._asked: OrderedDict[Hashable, None] = OrderedDict()  # since the last look
         self._closed = threading.Event()
+        self._is_forked = False
         self._renew()
         _replicas.add(self)
         self._thread = threading.Thread(target=self._run, name="fastdraft-fleet", daemon=True)
@@ -240,6 +241,8 @@ class Replica:
 
     def _look_at(self, which: Callable[[Hashable], bool]) -> bool:
         """Looks at the namespaces that changed or were asked for, of those chosen."""
+        if self._is_forked:
+            return False
         with self._turn:
             with self._lock:
                 asked = [namespace for namespace in self._asked if which(namespace)]
@@ -502,7 +505,9 @@ _replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
 def _after_fork() -> None:
     for replica in list(_replicas):
         replica._renew()
-        replica._closed.set()  # the parent publishes; two of one name would not be told apart
+        # The parent publishes: two of one name would not be told apart.
+        replica._is_forked = True
+        replica._closed.set()
 
 
 os.register_at_fork(after_in_child=_after_fork)
