@@ -7,9 +7,11 @@ Codex, OpenHands, Inspect, Harbor, verl, lm-eval, Helicone, and the exports of L
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from fastdraft.cli.app import app
 from fastdraft.replay.calls import Reader
 from fastdraft.replay.forms import Row, mapped
 from fastdraft.replay.lines import JsonLine, RecordError, parse_lines, zstd_module
+from fastdraft.replay.records import read_families
 from fastdraft.replay.tokenizer import TextTokenizer
 
 zstd = zstd_module()
@@ -967,6 +972,7 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
     "line",
     [
         logged("x", {}),
+        logged(json.dumps({"messages": [{"role": "user", "content": "\ud800"}]}), RESPONSE),
         logged("[" * 100_000, {}),
         logged({}, "data: x"),
         logged({"input": 5}, {"output": []}),
@@ -1087,3 +1093,130 @@ def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:
     assert result.stderr.splitlines()[-1].startswith("Error: ")
     assert str(log) in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+LINE = json.dumps(logged({"messages": [{"role": "user", "content": "é"}]}, RESPONSE))
+PRETTY = json.dumps(json.loads(LINE), indent=2, ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf" + LINE.encode(),
+        f"{LINE}\r\n\r\n".encode(),
+        *(f"{LINE}\n".encode(each) for each in ("utf-16", "utf-16-le", "utf-16-be")),
+        PRETTY.encode(),
+        b"\xef\xbb\xbf" + f"  [{PRETTY}\n]".encode(),
+        f'{{"request": \n{LINE}\nnull\n{"[" * 900 + "]" * 900}\n{{"request": {{"mess'.encode(),
+        f'{LINE}\n{LINE[:-1]}, "more": "{"x" * (1 << 20)}"}}\n'.encode(),
+    ],
+)
+def test_one_call_is_read_from_a_file_in_any_state(tmp_path: Path, content: bytes) -> None:
+    marks = {b"{\x00": codecs.BOM_UTF16_LE, b"\x00{": codecs.BOM_UTF16_BE}
+    content = marks.get(content[:2], b"") + content
+    log = tmp_path / "log"
+    log.write_bytes(content)
+    reader = Reader(Shown())
+    records = [record for line in parse_lines(log) for record in reader(line)]
+    assert [json.loads(each["prompt"])[0]["content"] for each in records] == ["é"]
+    assert reader.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (zstd.compress(b"\x00" * 3_000_000), "a line has more than"),
+        (
+            zstd.compress((b"{}" + b" " * 9_999 + b"\n") * 900),
+            "unpacks to more than 1000 times its size",
+        ),
+        (b"[" + b"[" * 3_000_000, "nested too deeply"),
+        (b'{\n"a": "' + b"x\n" * 1_500_000, "a value has more than"),
+        (b"[" + json.dumps("x" * 3_000_000).encode() + b"]", "a value has more than"),
+    ],
+)
+def test_what_has_no_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, message: str
+) -> None:
+    """The bound made smaller: a line, a value, and what a packed file unpacks to."""
+    monkeypatch.setattr("fastdraft.replay.lines.MOST_BYTES", 1 << 20)
+    log = tmp_path / "log"
+    log.write_bytes(content)
+    result = CliRunner().invoke(app, ["replay", str(log)])
+    assert result.exit_code == 1, result.output
+    assert message in result.stderr
+
+
+def test_a_device_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdraft.replay.lines.MOST_BYTES", 1 << 20)
+    result = CliRunner().invoke(app, ["replay", "/dev/zero"])
+    assert result.exit_code == 1
+    assert "/dev/zero, line 1: a line has more than 1,048,576 bytes" in result.stderr
+
+
+def test_a_long_text_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdraft.replay.calls.MOST_TEXT", 1_000)
+    found, reader, _ = read({"prompt": "x" * 1_001, "output": "y"}, {"prompt": "x", "output": "y"})
+    assert len(found) == 1
+    assert "a text has more than 1,000 characters" in reader.left_out["not understood"][1]
+
+
+def test_parquet_and_archives_of_inspect_are_read(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [{"prompt": [USER], "completion": [SAID]}] * 70
+    table = pyarrow.Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "log.parquet")
+    sample = {"messages": [USER, SAID], "events": [MODEL_EVENT], "output": {}, "target": "x"}
+    with zipfile.ZipFile(tmp_path / "log.eval", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", json.dumps({"samples": [sample]}))
+        archive.writestr("samples/1_epoch_1.json", json.dumps(sample))
+    for name, count in (("log.parquet", 70), ("log.eval", 1)):
+        reader = Reader(Shown())
+        lines = list(parse_lines(tmp_path / name))
+        assert sum(len(reader(line)) for line in lines) == count
+    (tmp_path / "log.parquet").write_bytes(b"PAR1xxxxxxxx")
+    with pytest.raises(RecordError, match="cannot read"):
+        list(parse_lines(tmp_path / "log.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("log.csv", 'input,output\n"hi","hello"\n', "CSV is not read: pandas.read_csv(FILE)"),
+        ("log.yaml", "request: hi\nresponse: hello\n", "YAML is not read: json.dump("),
+        (
+            "server.log",
+            "INFO 11-24 10:00:00 [loggers.py:1] Avg prompt throughput: 5 tokens/s\n",
+            "only with --enable-log-requests --enable-log-outputs and VLLM_LOGGING_LEVEL=DEBUG",
+        ),
+        ("bench.json", '{"generated_texts": ["x"]}', "answers without their prompts"),
+        ("log.jsonl", '{"what": 5}\n', "1 x no model call, such as {log}, line 1, which has what"),
+    ],
+)
+def test_a_refusal_says_what_to_do(tmp_path: Path, name: str, content: str, message: str) -> None:
+    log = tmp_path / name
+    log.write_text(content)
+    out = tmp_path / "out.fds"
+    (tmp_path / "tokenizer.json").write_text(Tokenizer(WordLevel({"x": 0}, "x")).to_str())
+    tokenizer = tmp_path / "tokenizer.json"
+    store = ["datastore", "build", out, "--answers", log, "--tokenizer", tokenizer]
+    for command in (["replay", log], store):
+        result = CliRunner().invoke(app, list(map(str, command)))
+        assert result.exit_code == 1, result.output
+        assert message.format(log=log) in result.stderr
+        assert "Forms that are read: " in result.stderr and "others by --map" in result.stderr
+    assert not out.exists()
+
+
+def test_a_folder_of_any_files_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.traj").write_text(json.dumps({"trajectory": [], "history": SESSION}))
+    (tmp_path / "b.json").write_text(PRETTY)
+    (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00")
+    (tmp_path / ".hidden").write_text(LINE)
+    reader = Reader(Shown())
+    families = read_families([tmp_path], lambda texts: [[1]] * len(texts), convert=reader)
+    assert {name: len(each) for name, each in families.items()} == {"a/one": 3, "b": 1}
+    assert reader.calls == 4

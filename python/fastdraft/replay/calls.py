@@ -124,17 +124,21 @@ class Reader:
         ]
         if not self._file_calls and not calls:
             calls, self._aside = self._aside, []
-        for _, place in self._aside:
-            self.leave_out("not a model's call, but around one", place)
+        self._drop_aside()
         found: list[Json] = []
         for call, place in calls:
             self._place = place
             try:
                 found += self._recorded(call)
-            except RecordError as error:
+            except ValueError as error:
                 self.leave_out("not understood", f"{place}: {error}")
         self._begin_file()
         return found
+
+    def _drop_aside(self) -> None:
+        for _, place in self._aside:
+            self.leave_out("not a model's call, but around one", place)
+        self._aside = []
 
     def refusal(self, path: Path) -> str:
         """What to do with a file in which there was no call."""
@@ -246,6 +250,7 @@ class Reader:
             return
         found = self._answered(half, answers, name, session, model)
         if kind not in AROUND:
+            self._drop_aside()
             yield from found
         elif half.messages is not None and not self._file_calls:
             self._aside += [(call._replace(id=None), self._place) for call in found]
@@ -379,6 +384,9 @@ class Reader:
         content = [fields.get(each) for each in ("prompt", "prompt_ids", "output", "output_ids")]
         if max(map(len, filter(None, content)), default=0) > MOST_TEXT:
             raise RecordError(f"a text has more than {MOST_TEXT:,} characters")
+        for text in content:
+            if isinstance(text, str):
+                text.encode()  # half a surrogate pair may lie in a string that is JSON
         if fields.get("id") is not None:
             text = json.dumps(
                 [fields["id"], fields.get("session"), *content]
