@@ -37,7 +37,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 from fastdraft import DraftConfig, hf
-from fastdraft.demo.measure import counting_forwards
+from fastdraft.demo.comparison import counting_forwards
 from fastdraft.replay import Record
 from fastdraft.replay.samples import read_sample
 from harness import Row

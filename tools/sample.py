@@ -13,7 +13,7 @@ from typing import Any
 
 from fastdraft import hf
 from fastdraft.demo import Target, load_target
-from fastdraft.demo.measure import greedy_options
+from fastdraft.demo.comparison import greedy_options
 
 FOLDER = Path(__file__).parents[1] / "python" / "fastdraft" / "replay" / "sample"
 NEW_TOKENS = 160

@@ -25,7 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftStats, hf
 from fastdraft.demo import Target, TargetError, load_target
-from fastdraft.demo.measure import greedy_options
+from fastdraft.demo.comparison import greedy_options
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.display import progress

@@ -29,10 +29,9 @@ from transformers import (
 from byte_tokenizer import byte_tokenizer
 from fastdraft.cli.app import app
 from fastdraft.cli.demo import limit_threads
-from fastdraft.demo import Request, demo_requests, load_target, measure
+from fastdraft.demo import Request, comparison, demo_requests, load_target
 from fastdraft.demo import model as demo_model
-from fastdraft.demo.comparison import compare
-from fastdraft.demo.measure import Mode
+from fastdraft.demo.comparison import Mode, compare
 from fastdraft.replay.display import waiting
 from fastdraft.replay.measurement import describe_machine
 from fastdraft.versions import NEWEST, OLDEST
@@ -105,11 +104,11 @@ def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path
 def test_a_difference_is_a_near_tie_or_an_error(tiny: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
     inputs = AutoTokenizer.from_pretrained(tiny)(PROMPT, return_tensors="pt")
-    plain = measure.generate(measure.Mode.PLAIN, model, inputs, max_new_tokens=20).tokens
+    plain = comparison.generate(comparison.Mode.PLAIN, model, inputs, max_new_tokens=20).tokens
     other = (plain[7] + 1) % 255
 
     def is_near_tie(tokens: list[int]) -> bool:
-        return measure.is_near_tie(model, inputs, plain, tokens)
+        return comparison.is_near_tie(model, inputs, plain, tokens)
 
     assert not is_near_tie([*plain[:7], other, *plain[8:]])
     assert not is_near_tie(plain[:15])

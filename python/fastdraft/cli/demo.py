@@ -70,8 +70,7 @@ def demo(
         text = None if prediction is None else read_text(prediction)
         requests = [Request("prompt", prompt.name, read_text(prompt), prediction=text)]
 
-    from fastdraft.demo import report
-    from fastdraft.demo.comparison import compare, warm_up
+    from fastdraft.demo.comparison import as_json, compare, show, summarise, warm_up
 
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
@@ -91,12 +90,12 @@ def demo(
         comparison = compare(
             target, request, console, max_new_tokens=max_new_tokens, repeats=repeats
         )
-        report.show(console, target, comparison)
+        show(console, target, comparison)
         comparisons.append(comparison)
     if len(comparisons) > 1:
-        report.summarise(console, comparisons)
+        summarise(console, comparisons)
     if json_file is not None:
-        found = [report.as_json(target, each) for each in comparisons]
+        found = [as_json(target, each) for each in comparisons]
         write_results(json_file, {**about, "requests": found})
     if html is not None:
         traces = [each.trace(target) for each in comparisons]

