@@ -972,7 +972,7 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
     "line",
     [
         logged("x", {}),
-        logged(json.dumps({"messages": [{"role": "user", "content": "\ud800"}]}), RESPONSE),
+        logged(json.dumps({"prompt": "\ud800"}), {"choices": [{"text": "x"}]}),
         logged("[" * 100_000, {}),
         logged({}, "data: x"),
         logged({"input": 5}, {"output": []}),
