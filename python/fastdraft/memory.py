@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "typed"]
 
 # A store that is used gets this many bytes of room for new text: an answer's and its prompt's. In a
 # small memory it gets an eighth, in a large one a 32nd part.
@@ -36,11 +36,11 @@ class _Name:
     corpus_id: str | None = None
     """Of a corpus that a request of the namespace brought; empty for text that others published;
     None for the text that was said."""
-    typed: Hashable = field(init=False)
+    key: Hashable = field(init=False)
     """The namespace with its types: 1, True and 1.0 are three."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "typed", _typed(self.namespace))
+        object.__setattr__(self, "key", typed(self.namespace))
 
 
 @dataclass(slots=True, eq=False)
@@ -119,8 +119,8 @@ class Memory:
         with self._lock:
             return [
                 held.store
-                for namespace in dict.fromkeys(namespaces)
-                if (held := self._held.get(_Name(namespace))) is not None and not held.store.closed
+                for name in dict.fromkeys(map(_Name, namespaces))
+                if (held := self._held.get(name)) is not None and not held.store.closed
             ]
 
     def corpus(
@@ -203,8 +203,8 @@ class Memory:
         Requests that are running go on without them, and their text does not enter.
         """
         with self._lock:
-            typed = _typed(namespace)
-            found = [name for name in self._held if name.typed == typed]
+            key = typed(namespace)
+            found = [name for name in self._held if name.key == key]
             for name in found:
                 self._drop(name)
             return bool(found)
@@ -327,10 +327,10 @@ class Memory:
         held.store.close()
 
 
-def _typed(namespace: Hashable) -> Hashable:
+def typed(namespace: Hashable) -> Hashable:
     """A namespace as a key that tells apart what is equal but of another type."""
     if isinstance(namespace, tuple):
-        return tuple(map(_typed, namespace))
+        return tuple(map(typed, namespace))
     return type(namespace), namespace
 
 

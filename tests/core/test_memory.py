@@ -316,6 +316,7 @@ def test_names_that_are_equal_but_of_another_type_are_kept_apart() -> None:
     for number, name in enumerate(names):
         [store] = memory.find([name])
         assert set(text_of(store)) == {100 + number}
+    assert len(memory.find(names)) == len(names)
     assert list(map(repr, memory.namespaces)) == list(map(repr, names))
     assert memory.forget(True) and not memory.find([True]) and memory.find([1])
 

@@ -682,6 +682,15 @@ def test_names_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
     one = join(str(tmp_path))
     say(one, 1.5, [1] * 9)
     assert one.find([1.5]) == [] and one.refresh() and not contents(str(tmp_path))
+    # Of equal names, each has a folder of its own, in tuples too.
+    alike = [1, True, ("t", 1), ("t", True)]
+    for number, name in enumerate(alike):
+        say(one, name, [number] * 9)
+    assert one.refresh() and len(contents(str(tmp_path))) == len(alike)
+    other = join(str(tmp_path))
+    other.find(alike)
+    assert other.refresh()
+    assert texts(other.find(alike)) == [[number] * 9 for number in range(len(alike))]
 
 
 @pytest.mark.parametrize(

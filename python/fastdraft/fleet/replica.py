@@ -25,7 +25,7 @@ import numpy as np
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 from fastdraft.fleet.objects import BEGUN, NO_TOMBSTONE, TOMBSTONE, Head, Objects, Piece
-from fastdraft.memory import Memory
+from fastdraft.memory import Memory, typed
 
 __all__ = ["Replica"]
 
@@ -141,8 +141,8 @@ class Replica:
         self.memory = memory
         self._objects = Objects(url, key)
         self._group = group = self._objects.group_of(model, fingerprint)
-        self._id_of = functools.lru_cache(_MOST_NAMESPACES, typed=True)(
-            lambda namespace: self._objects.id_of(group, namespace)
+        self._id_of = functools.lru_cache(_MOST_NAMESPACES)(
+            lambda _, namespace: self._objects.id_of(group, namespace)
         )
         self._interval = interval
         # Of this life: a replica that starts anew is another one.
@@ -150,7 +150,7 @@ class Replica:
         self._numbers = itertools.count()
         self._started = time.time()
         self._spaces: dict[str, _Space] = {}
-        self._asked: OrderedDict[Hashable, None] = OrderedDict()  # since the last look
+        self._asked: OrderedDict[str, Hashable] = OrderedDict()  # since the last look
         self._closed = threading.Event()
         self._is_forked = False
         self._renew()
@@ -172,22 +172,20 @@ class Replica:
         have no stores.
         """
         found: list[Datastore] = []
-        for namespace in dict.fromkeys(namespaces):
+        for name, namespace in self._named(namespaces).items():
             stores = self.memory.published(namespace)
             found += stores
             with self._lock:
-                self._asked[namespace] = None
+                self._asked[name] = namespace
                 if len(self._asked) > _MOST_NAMESPACES:
                     self._asked.popitem(last=False)
-            if not stores and self._is_new(namespace):
-                self._wake.set()
+                if not stores and self._is_new(name):
+                    self._wake.set()
         return found
 
-    def _is_new(self, namespace: Hashable) -> bool:
-        try:
-            space = self._spaces.get(self._id_of(namespace))
-        except InvalidValueError:
-            return False
+    def _is_new(self, name: str) -> bool:
+        """Whether a namespace was never read."""
+        space = self._spaces.get(name)
         return space is None or not space.is_followed
 
     def refresh(self) -> bool:
@@ -196,7 +194,7 @@ class Replica:
         Returns whether it could: then what had entered the memory before is published, and what
         others had published has entered it, of namespaces that were asked for.
         """
-        return self._look_at(lambda _: True)
+        return self._look_at(only_new=False)
 
     def close(self, timeout: float = 10.0) -> None:
         """Publishes, for at most `timeout` seconds, and ends the thread; the memory stays open.
@@ -234,47 +232,39 @@ class Replica:
                 # Replicas that start together do not stay together.
                 due = time.monotonic() + pause * random.uniform(0.75, 1.0)
             else:
-                self._look_at(self._is_new)
+                self._look_at(only_new=True)
         with self._lock:
             self._asked.clear()  # nobody will read it
         self.refresh()
 
-    def _look_at(self, which: Callable[[Hashable], bool]) -> bool:
-        """Looks at the namespaces that changed or were asked for, of those chosen."""
+    def _look_at(self, *, only_new: bool) -> bool:
+        """Looks at the namespaces that were asked for, of these the new ones alone or also all that
+        changed; whether it could be done."""
         if self._is_forked:
             return False
         with self._turn:
-            with self._lock:
-                asked = [namespace for namespace in self._asked if which(namespace)]
-                for namespace in asked:
-                    del self._asked[namespace]
             live = self._named(self.memory.namespaces)
-            followed = self._named(asked)
             with self._lock:
-                for name, namespace in (live | followed).items():
-                    if name not in self._spaces:
-                        self._spaces[name] = _Space(namespace, f"{self._group}/{name}")
+                asked = {n: s for n, s in self._asked.items() if not only_new or self._is_new(n)}
+                for name in asked:
+                    del self._asked[name]
                 # Of a namespace that has left the memory nothing needs to be known.
-                self._spaces = {
-                    name: space
-                    for name, space in self._spaces.items()
-                    if name in live or name in followed or self._is_held(space)
-                }
+                named = live | asked
+                kept = {n: s for n, s in self._spaces.items() if n in named or self._is_held(s)}
+                made = {n: _Space(s, f"{self._group}/{n}") for n, s in named.items()}
+                self._spaces = made | kept
                 spaces = list(self._spaces.items())
             due = [
-                (space, name in followed)
+                (space, name in asked)
                 for name, space in spaces
-                if name in followed or (which(space.namespace) and self._has_news(space))
+                if name in asked or (not only_new and self._has_news(space))
             ]
-            if len(due) == 1:
-                done = [self._look(*due[0])]
-            else:
-                with ThreadPoolExecutor(max(1, min(len(due), _THREADS))) as threads:
-                    done = list(threads.map(lambda each: self._look(*each), due))
+            with ThreadPoolExecutor(max(1, min(len(due), _THREADS))) as threads:
+                done = list(threads.map(lambda each: self._look(*each), due))
             with self._lock:
                 for (space, follow), is_done in zip(due, done, strict=True):
-                    if follow and not is_done:
-                        self._asked[space.namespace] = None  # again with the next look
+                    if follow and not is_done:  # again with the next look
+                        self._asked[space.folder.rpartition("/")[2]] = space.namespace
         if self.refreshed is not None:
             self.refreshed()
         return all(done)
@@ -284,7 +274,7 @@ class Replica:
         found: dict[str, Hashable] = {}
         for namespace in namespaces:
             with contextlib.suppress(InvalidValueError):
-                found[self._id_of(namespace)] = namespace
+                found[self._id_of(typed(namespace), namespace)] = namespace
         return found
 
     def _is_held(self, space: _Space) -> bool:
