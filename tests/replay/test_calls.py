@@ -1214,9 +1214,11 @@ def test_a_folder_of_any_files_is_read(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.traj").write_text(json.dumps({"trajectory": [], "history": SESSION}))
     (tmp_path / "b.json").write_text(PRETTY)
+    (tmp_path / "b.jsonl").write_text(f"{LINE.replace('u00e9', 'u00e8')}\n{PRETTY}")
     (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00")
     (tmp_path / ".hidden").write_text(LINE)
     reader = Reader(Shown())
     families = read_families([tmp_path], lambda texts: [[1]] * len(texts), convert=reader)
-    assert {name: len(each) for name, each in families.items()} == {"a/one": 3, "b": 1}
-    assert reader.calls == 4
+    counts = {name: len(each) for name, each in families.items()}
+    assert counts == {"a/one": 3, "b": 1, "b.jsonl": 1}
+    assert reader.calls == 5

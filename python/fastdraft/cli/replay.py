@@ -315,7 +315,8 @@ def _read(
     paths: Sequence[Path], encode: Encode, *, references: bool, reader: Reader | None = None
 ) -> dict[str, list[Record]]:
     """The records of each family. Raises RecordError, which says what to do, without any."""
-    size = sum(file.stat().st_size for file in family_files(paths).values())
+    files = family_files(paths, of_any_form=reader is not None)
+    size = sum(file.stat().st_size for file in files.values())
     with progress(size) as advance:
         return read_families(
             paths,

@@ -46,7 +46,8 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
         task = bar.add_task("", total=total)
 
         def advance(description: str, amount: int) -> None:
-            bar.update(task, description=description, advance=amount)
+            if console.is_terminal:  # an update takes as long as reading a line
+                bar.update(task, description=description, advance=amount)
 
         yield advance
 

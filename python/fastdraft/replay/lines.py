@@ -62,29 +62,33 @@ class JsonLine(NamedTuple):
         return parse_object(self.text, self.place)
 
 
-def family_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """The families at `paths`, by name: each a file, or the files in a folder and its folders.
+def family_files(paths: Sequence[Path], *, of_any_form: bool = False) -> dict[str, Path]:
+    """The families at `paths`, by name: each a file, or the files of a folder.
 
-    Where a folder has `*.jsonl` files, packed or not, they are its files; else all but hidden ones.
+    Args:
+        paths: Files and folders.
+        of_any_form: Of a folder and its folders all files but hidden ones; else its `*.jsonl`
+            files, which may be packed as `*.jsonl.gz` or `*.jsonl.zst`.
 
     Raises:
-        RecordError: A folder without files, or two files of one name.
+        RecordError: A folder without such files, or two files of one name.
     """
     families: dict[str, Path] = {}
     for path in paths:
         files = [path]
         if path.is_dir():
-            inside = [each for each in path.rglob("*") if each.is_file()]
-            shown = [each for each in inside if not any(
-                part.startswith(".") for part in each.relative_to(path).parts
-            )]  # fmt: skip
-            lines = [each for each in shown if re.search(r"\.jsonl(\.gz|\.zst)?$", each.name)]
-            files = sorted(lines or shown)
+            ends = ["**/*"] if of_any_form else ["*.jsonl", "*.jsonl.gz", "*.jsonl.zst"]
+            inside = sorted(each for end in ends for each in path.glob(end) if each.is_file())
+            hidden = (any(part[0] == "." for part in e.relative_to(path).parts) for e in inside)
+            files = [each for each, is_hidden in zip(inside, hidden, strict=True) if not is_hidden]
         if not files:
-            raise RecordError(f"{path} must hold files, and holds none")
+            what = "files" if of_any_form else "*.jsonl files"
+            raise RecordError(f"{path} must hold {what}, and holds none")
         for file in files:
-            where = file.relative_to(path) if path.is_dir() else Path(file.name)
-            name = _KNOWN_ENDS.sub("", where.as_posix()) or file.name
+            whole = file.relative_to(path).as_posix() if path.is_dir() else file.name
+            name = _KNOWN_ENDS.sub("", whole) or whole
+            if path.is_dir() and name in families:  # log.json beside log.jsonl
+                name = whole
             if name in families:
                 raise RecordError(
                     f"{families[name]} and {file} are both named {name}, expected one file a family"

@@ -189,7 +189,7 @@ def read_families(
         RecordError: As `family_files` and `read_family` do, and for a family without records. Where
             `convert` joins lines of several files, only one file needs to give records.
     """
-    files = family_files(paths)
+    files = family_files(paths, of_any_form=convert is not None)
     families = {}
     for name, file in files.items():
         families[name] = read_family(
