@@ -63,7 +63,8 @@ class _Generate:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._apart = Engine()
-        self._engine = Engine(datastores=[Datastore(max_bytes=memory_bytes())])
+        max_bytes = memory_bytes()
+        self._engine = Engine(datastores=[Datastore(max_bytes=max_bytes)] if max_bytes else [])
 
     def __call__(
         self, *args: Any, generation_config: Any = None, tokenizer: Any = None, **kwargs: Any
