@@ -52,6 +52,8 @@ export PIP_ROOT_USER_ACTION := ignore
 PIP_INSTALL := pip install -q --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 say = @echo "::: $(1)"
+# Ninja would share out the jobs of a make -j, whose pipes it does not get.
+ALONE := env -u MAKEFLAGS
 
 CORE_FILES := CMakeLists.txt $(shell find csrc cmake -type f)
 PACKAGE_FILES := $(CORE_FILES) pyproject.toml \
@@ -108,8 +110,8 @@ test-tsan: gtest ## Run the C++ tests under TSan
 
 define cpp_tests
 $(call say,Compiling the C++ tests: $(1))
-@cmake --preset $(1) > build/$(1).log || { cat build/$(1).log; false; }
-@cmake --build --preset $(1) --target tests
+@mkdir -p build && cmake --preset $(1) > build/$(1).log || { cat build/$(1).log; false; }
+@$(ALONE) cmake --build --preset $(1) --target tests
 @ctest --preset $(1)
 endef
 
@@ -317,7 +319,7 @@ $(VENV)/.torch: $(VENV)/.python constraints/main.txt
 # `pip install .` may run beside it.
 $(VENV)/.editable: pyproject.toml | $(VENV)/.tools
 	$(call say,Compiling the C++ module: two minutes)
-	@env -u PIP_BUILD_CONSTRAINT $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+	@$(ALONE) env -u PIP_BUILD_CONSTRAINT $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # After an edit only what it concerns is compiled again. Benchmarks measure what wheels hold, which
@@ -325,7 +327,7 @@ $(VENV)/.editable: pyproject.toml | $(VENV)/.tools
 LTO ?= OFF
 $(VENV)/.core: $(CORE_FILES) | $(VENV)/.editable
 	@cmake -DFASTDRAFT_LTO=$(LTO) build/editable > /dev/null
-	@cmake --build build/editable
+	@$(ALONE) cmake --build build/editable
 	@cmake --install build/editable --prefix \
 	  $$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/fastdraft > /dev/null
 	@touch $@
@@ -352,7 +354,7 @@ build/gpu/site/.stamp: $(PACKAGE_FILES)
 
 build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.tools
 	$(call say,Building the wheel: two minutes)
-	rm -rf build/dist
+	mkdir -p build && rm -rf build/dist
 	python -m build --no-isolation --sdist --wheel --config-setting build-dir=build/wheel \
 	  --outdir build/dist > build/wheel.log || { cat build/wheel.log; exit 1; }
 	touch $@
