@@ -1011,6 +1011,15 @@ def test_what_is_no_call_is_counted_and_told(line: Any) -> None:
     assert len(told) == 1 and "f, line 1" in told[0]
 
 
+def test_one_bad_call_costs_no_other() -> None:
+    bad = {"attributes": {"gen_ai.input.messages": "[5]", "gen_ai.output.messages": "[5]"}}
+    negative = {"prompt_ids": [-1], "output_ids": [1]}
+    good = [{"attributes": {**NUMBERED, "gen_ai.response.id": str(n)}} for n in range(2)]
+    found, reader, _ = read({"spans": [good[0], bad, negative, good[1]]})
+    assert len(found) == reader.calls == 2
+    assert reasons(reader) == {"not understood": 2}
+
+
 NAMES = """messages role content parts request response choices message input output type lc kwargs
 attributes body event payload inputs outputs prompt completion history id delta custom_id function
 arguments events steps source uuid parentUuid tool_calls""".split()  # noqa: SIM905

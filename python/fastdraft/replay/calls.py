@@ -37,6 +37,8 @@ __all__ = ["Reader"]
 
 Json = dict[str, Any]
 
+_BAD = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What values of other shapes than a row says raise; RecordError is a ValueError."""
 MOST_TEXT = 1 << 25
 """The longest prompt or answer, in characters: about eight million tokens."""
 
@@ -93,26 +95,28 @@ class Reader:
         """The fields of a line's records; what is none is counted."""
         self._place, self._knows = line.place, False
         value: Any = None
+        if line.text.lstrip()[:1] in (b"{", b"["):
+            with suppress(RecordError):
+                value = parse_value(line.text, line.place)
+        is_text = value is None
+        found: list[Json] = []
         try:
-            if line.text.lstrip()[:1] in (b"{", b"["):
-                with suppress(RecordError):
-                    value = parse_value(line.text, line.place)
-            is_text = value is None
-            calls = self._server_calls(line) if is_text else self._calls(value, at_top=True)
-            found = [each for call in calls for each in self._recorded(call)]
-            if not self._knows:
-                has = ", ".join(value) if isinstance(value, dict) else short(value)
-                self.leave_out("no model call", f"{line.place}, which has {has or 'nothing':.80}")
-            return found
-        except RecordError as error:
-            place = "" if str(error).startswith(line.place) else f"{line.place}: "
-            reason = "not JSON" if "not JSON" in str(error) else "not understood"
-            self.leave_out(reason, f"{place}{error}")
-        except RecursionError:
-            self.leave_out("not understood", f"{line.place}: nested too deeply")
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            self.leave_out("not understood", f"{line.place}: {error!r:.100}")
-        return []
+            for call in self._server_calls(line) if is_text else self._calls(value, at_top=True):
+                found += self._recorded(call)
+        except _BAD as error:
+            self._fail(error)
+        if not self._knows:
+            has = ", ".join(value) if isinstance(value, dict) else short(value)
+            self.leave_out("no model call", f"{line.place}, which has {has or 'nothing':.80}")
+        return found
+
+    def _fail(self, error: Exception) -> None:
+        """Leaves out what is not understood."""
+        self._knows = True
+        told = str(error) if isinstance(error, RecordError) else f"{error!r:.100}"
+        told = "nested too deeply" if isinstance(error, RecursionError) else told
+        place = "" if told.startswith(self._place) else f"{self._place}: "
+        self.leave_out("not JSON" if "not JSON" in told else "not understood", f"{place}{told}")
 
     def end(self) -> list[Json]:
         """The fields of the records that were complete only where the file ended."""
@@ -126,12 +130,8 @@ class Reader:
             calls, self._aside = self._aside, []
         self._drop_aside()
         found: list[Json] = []
-        for call, place in calls:
-            self._place = place
-            try:
-                found += self._recorded(call)
-            except ValueError as error:
-                self.leave_out("not understood", f"{place}: {error}")
+        for call, self._place in calls:
+            found += self._recorded(call)
         self._begin_file()
         return found
 
@@ -204,7 +204,10 @@ class Reader:
                     return
                 continue
             self._knows = True
-            yield from self._of_row(row, flat)
+            try:
+                yield from self._of_row(row, flat)
+            except _BAD as error:
+                self._fail(error)
             return
         if at_top and is_message(value):
             self._knows = True
@@ -364,20 +367,30 @@ class Reader:
             self.leave_out("no answer", self._place)
 
     def _recorded(self, call: _Call) -> Iterator[Json]:
+        """The records of a call; of what fails the others are kept."""
         if isinstance(call.id, dict):
-            check_record(call.id, self._place)
-            yield from self._counted(call.id, call.id.get("model"), is_own=True)
+            yield from self._checked(call.id, call.id.get("model"), is_own=True)
             return
         for each in self._runs(call):
-            fields = self._fields(each)
+            try:
+                fields = self._fields(each)
+            except _BAD as error:
+                self._fail(error)
+                continue
             session = each.session
             if session is None and each.asked.messages is not None:
                 session = self._continued(each.asked.messages, each.answer)
             names = {"id": each.id, "session": session, "model": each.model}
             fields |= {name: None if value is None else str(value) for name, value in names.items()}
             fields["reference"] = each.asked.reference
+            yield from self._checked(fields, each.model)
+
+    def _checked(self, fields: Json, model: Any, *, is_own: bool = False) -> Iterator[Json]:
+        try:
             check_record(fields, self._place)
-            yield from self._counted(fields, each.model)
+            yield from self._counted(fields, model, is_own=is_own)
+        except _BAD as error:
+            self._fail(error)
 
     def _counted(self, fields: Json, model: Any, *, is_own: bool = False) -> Iterator[Json]:
         """A record, unless it was there before."""
