@@ -26,7 +26,7 @@ PRINTS = {
     "predicted_outputs.py": r"[1-9]\d* tokens of it accepted",
     "quick_start.py": r"tokens per forward pass",
     "rollouts.py": r"epoch 2: .* [1-9]\d* from earlier epochs",
-    "replay_a_log.py": r"<ReplayResult of default, lookahead 64, 1 families, token cost 0\.05",
+    "replay_a_log.py": r"<ReplayResult of fastdraft, lookahead 64, 1 families, token cost 0\.05",
 }
 
 
