@@ -901,6 +901,64 @@ SHAPES: list[tuple[Any, list[Any]]] = [
 ]
 
 
+CALLS_OF_THE_AI_SDK = [{"toolCallId": "c1", "toolName": "look", "args": {"at": 1}}]
+SHAPES += [
+    (
+        {"input": ASKED, "preferred_output": [SAID], "non_preferred_output": [CALLED]},
+        [([USER], SAID), ([USER], CALLED)],
+    ),
+    (
+        {
+            "input": {"inputBodyJson": {"messages": [USER]}},
+            "modelId": "m",
+            "output": {
+                "outputBodyJson": {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [text("hello")],
+                }
+            },
+        },
+        [([USER], SAID)],
+    ),
+    ({"full_request": ASKED, "full_response": RESPONSE}, [([USER], SAID)]),
+    (
+        {
+            "name": "ai.generateText.doGenerate",
+            "attributes": {
+                "gen_ai.system": "openai",
+                "ai.prompt.messages": json.dumps([{**USER, "content": [text("hi")]}]),
+                "ai.response.toolCalls": json.dumps(CALLS_OF_THE_AI_SDK),
+            },
+        },
+        [([USER], CALLED)],
+    ),
+    (
+        [
+            {"author": "user", "content": {"role": "user", "parts": [{"text": "hi"}]}},
+            {"author": "a", "content": {"role": "model", "parts": [{"text": "hello"}]}},
+        ],
+        [([USER], SAID)],
+    ),
+    (
+        {"results": [{"prompt": {"raw": "hi", "label": "x"}, "response": {"output": "hello"}}]},
+        [("hi", "hello")],
+    ),
+    (
+        {"prompt": [USER], "completion": [CALLED, TOLD, SAID]},
+        [([USER], CALLED), ([USER, CALLED, TOLD], SAID)],
+    ),
+    ([{"task_id": 0, "reward": 1.0, "traj": [USER, SAID]}], [([USER], SAID)]),
+    (
+        {
+            "object": "trace.span",
+            "span_data": {"type": "generation", "input": [USER], "output": [SAID]},
+        },
+        [([USER], SAID)],
+    ),
+]
+
+
 @pytest.mark.parametrize(("value", "expected"), SHAPES)
 def test_calls_are_known_by_their_shape(value: Any, expected: list[Any]) -> None:
     assert read(value)[0] == expected

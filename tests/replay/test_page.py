@@ -15,8 +15,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from fastdraft.cli.app import app
 from fastdraft.replay import Step, Trace
+from fastdraft.replay.answer import head
 from fastdraft.replay.page import MOST_PROMPT_TOKENS, MOST_TOKENS, choose, page
 from fastdraft.replay.records import read_family
+from fastdraft.replay.results import Table
 
 HOSTILE = [
     "</script><script>window.bad = 1</script>",
@@ -224,6 +226,25 @@ def test_text_can_be_read_in_light_and_dark(opened: Any, scheme: Any) -> None:
         "return getComputedStyle(e).borderBottomStyle; })"
     )
     assert styles == ["solid", "dashed", "dotted"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_head_fits_any_width_in_light_and_dark(opened: Any, scheme: Any, width: int) -> None:
+    wide = Table(
+        "How many times as fast", [f"model {n}\n16 at once" for n in range(9)], [["1.43"] * 9]
+    )
+    begin = head(["16 model calls", "left out: " + "x" * 300], "On these 16 calls.", [wide, wide])
+    html = page([small()], title="Requests", requests=1, head=begin)
+    opened(html).emulate_media(color_scheme=scheme)
+    tab = opened(html)
+    tab.set_viewport_size({"width": width, "height": 900})
+    for summary in tab.locator("#head summary").all():
+        summary.click()
+    assert tab.evaluate(CONTRAST) == []
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.locator("#head .answer").text_content() == "On these 16 calls."
+    assert tab.locator("#text").text_content() == "abcefg"
 
 
 def test_a_request_without_steps_is_shown(opened: Any) -> None:

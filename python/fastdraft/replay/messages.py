@@ -129,7 +129,7 @@ def _unwrapped(item: Json) -> Json:
     if "lc" in item and isinstance(item.get("kwargs"), dict):
         kind = item["id"][-1] if isinstance(item.get("id"), list) and item["id"] else ""
         return {**item["kwargs"], "type": kind}
-    for name in ("data", "message"):
+    for name in ("data", "message", "content"):
         inner = item.get(name)
         if isinstance(inner, dict) and not inner.keys().isdisjoint({"content", "contents", "role"}):
             found = {"type": item.get("type"), **inner}
@@ -172,7 +172,11 @@ def _messages(item: Any, role: str | None) -> Iterator[Json]:
         if not held["thought"] and (text := text_of(thought)):
             held["thought"].append(text)
     ids = [each["id"] for each in held["call"]]
-    for call in item.get("tool_calls") or [item.get("function_call")]:
+    called = item.get("tool_calls")
+    if isinstance(called, str):
+        with suppress(ValueError, RecursionError):
+            called = json.loads(called)
+    for call in called or [item.get("function_call")]:
         if isinstance(call, dict):
             made = _call(call.get("tool_call", call))
             held["call"] += [made] if made["id"] is None or made["id"] not in ids else []
@@ -264,7 +268,7 @@ def tools_of(tools: Any) -> list[Json] | None:
 
 _REQUESTS: Final = (
     *("messages", "input", "contents", "prompt", "prompts", "inputs", "text", "question"),
-    *("query", "input_ids"),
+    *("query", "input_ids", "raw"),
 )
 _ANSWERS: Final = (
     *("choices", "generations", "candidates", "message", "messages", "output", "outputs"),
