@@ -216,6 +216,7 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	cmake --preset release && cmake --build --preset release
 	python bench/corpus.py build/bench/tokens.bin
 	build/release/bench_index build/bench/tokens.bin
+	! command -v valgrind > /dev/null || python bench/instructions.py build/release/bench_operations
 	python bench/index.py --tokens build/bench/tokens.bin
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)

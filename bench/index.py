@@ -9,8 +9,7 @@ other processes only ever add time.
     python bench/index.py --json results.json
 
 With --rounds, figures are ratios: the engine and Arctic's suffix decoding take turns, so that a
-busy machine slows both alike. To compare two builds of fastdraft, count the instructions of each
-one's bench_index: valgrind --tool=callgrind build/release/bench_index tokens.bin
+busy machine slows both alike. Two builds of fastdraft are compared by bench/instructions.py.
 
     python bench/index.py --rounds 20
 """

@@ -3,13 +3,6 @@
 // differ; the clock's own cost is taken off.
 //
 //   bench_index TOKENS [CONTEXT]     a file of int32 token ids, as bench/corpus.py writes
-//
-// Instructions do not depend on what else the machine does:
-//
-//   valgrind --tool=callgrind bench_index TOKENS 100000
-//   callgrind_annotate --inclusive=yes callgrind.out.*
-//
-// kSteps calls each of observe and propose are made.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>

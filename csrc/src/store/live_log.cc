@@ -1,7 +1,9 @@
 #include "store/live_log.h"
 
 #include <algorithm>
+#include <array>
 #include <cassert>
+#include <cstring>
 #include <string>
 
 #include "fastdraft/error.h"
@@ -49,6 +51,21 @@ void LiveLog::release() noexcept {
   num_tokens_ = 0;
   begin_ = end_;
   bytes_ = 0;
+}
+
+void LiveLog::copy(std::int64_t position, std::int64_t count, Token* out) const noexcept {
+  for (std::int64_t end = position + count; position < end;) {
+    const std::int64_t run = std::min(end, (position / kChunkTokens + 1) * kChunkTokens);
+    const std::uint8_t* from = coded(position);
+    // Four at once: a compiler does not see that `out` is not part of the log.
+    for (; position + 4 <= run; position += 4, from += 4 * kWidth, out += 4) {
+      const std::array<Token, 4> four = {decoded(load_32(from)), decoded(load_32(from + kWidth)),
+                                         decoded(load_32(from + 2 * kWidth)),
+                                         decoded(load_32(from + 3 * kWidth))};
+      std::memcpy(out, four.data(), sizeof(four));
+    }
+    for (; position < run; ++position, from += kWidth) *out++ = decoded(load_32(from));
+  }
 }
 
 bool LiveLog::drop_block() noexcept {

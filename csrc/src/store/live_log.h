@@ -101,20 +101,7 @@ class LiveLog {
     return (coded(position)[kWidth - 1] & kOutput) != 0;
   }
   // Copies the `count` tokens from `position` on.
-  void copy(std::int64_t position, std::int64_t count, Token* out) const noexcept {
-    for (std::int64_t end = position + count; position < end;) {
-      const std::int64_t run = std::min(end, (position / kChunkTokens + 1) * kChunkTokens);
-      const std::uint8_t* from = coded(position);
-      // Four at once: a compiler does not see that `out` is not part of the log.
-      for (; position + 4 <= run; position += 4, from += 4 * kWidth, out += 4) {
-        const std::array<Token, 4> four = {decoded(load_32(from)), decoded(load_32(from + kWidth)),
-                                           decoded(load_32(from + 2 * kWidth)),
-                                           decoded(load_32(from + 3 * kWidth))};
-        std::memcpy(out, four.data(), sizeof(four));
-      }
-      for (; position < run; ++position, from += kWidth) *out++ = decoded(load_32(from));
-    }
-  }
+  void copy(std::int64_t position, std::int64_t count, Token* out) const noexcept;
   // Asks for the `count` tokens before `position`.
   void prefetch(std::int64_t position, std::int64_t count) const noexcept {
     for (std::int64_t at = std::max(begin_, position - count); at < position; at += kLineTokens) {
