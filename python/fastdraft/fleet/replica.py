@@ -111,8 +111,8 @@ class Replica:
         interval: The seconds between two looks: the most that a killed process loses.
 
     Raises:
-        InvalidValueError: A value out of its range.
-        ModuleNotFoundError: What fsspec needs for the URL is not installed.
+        InvalidValueError: A value out of its range, or fsspec, or what it needs for the URL, is
+            not installed.
 
     Attributes:
         memory: What the replica's requests said.
@@ -440,11 +440,14 @@ class Replica:
             space.taken.clear()
         space.is_followed = True
         found: list[tuple[Head, str, _Content]] = []
+        held = 0
         unread = set(names) - {TOMBSTONE, *space.read, *space.own, *space.removed}
         for name in sorted(name for name in unread if not name.endswith(BEGUN)):
             read = self._readable(f"{space.folder}/{name}", whole=False)
             if read and (tombstone is None or read[0].tombstone == tombstone.tombstone):
-                found.append((read[0], name, read[1]))
+                # Beyond some bytes texts are read again, one by one.
+                held += len(read[1])
+                found.append((read[0], name, read[1] if held < _MOST_JOINED else b""))
         left = self.memory.max_bytes // _PART // _TOKEN_BYTES
         newest: list[tuple[Head, str, _Content]] = []
         for each in sorted(found, key=lambda each: -each[0].time):
