@@ -12,6 +12,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import Ledger, share_folder
 from fastdraft.serving.metrics import Totals, prometheus
 from fastdraft.serving.sglang.corpus import Corpus
+from fastdraft.serving.sglang.environment import ranks_of
 from fastdraft.serving.sglang.middleware import mount
 from fastdraft.serving.sglang.texts import END
 
@@ -90,7 +91,7 @@ def _worker() -> type:
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
                 server_args=server_args,
                 report=_report(server_args),
-                ledger=_ledger(),
+                ledger=_ledger(server_args),
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
@@ -126,11 +127,14 @@ def _corpus_of(module: Any, corpus: Callable[..., Corpus]) -> Iterator[None]:
         module.NgramCorpus = own
 
 
-def _ledger() -> Ledger | None:
+def _ledger(server_args: Any) -> Ledger | None:
     """Where the server's front reads what became of predictions; None on further ranks."""
-    from sglang.srt.runtime_context import get_parallel
+    if ranks_of(server_args) > 1:
+        from sglang.srt.runtime_context import get_parallel
 
-    return None if get_parallel().tp_rank else Ledger.from_environment()
+        if get_parallel().tp_rank:
+            return None
+    return Ledger.from_environment()
 
 
 def _report(server_args: Any) -> Callable[[Totals], None] | None:
