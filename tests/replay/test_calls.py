@@ -10,9 +10,11 @@ from __future__ import annotations
 import codecs
 import gzip
 import json
+import os
 import time
 import zipfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -1069,6 +1071,12 @@ def test_what_is_no_call_is_counted_and_told(line: Any) -> None:
     assert len(told) == 1 and "f, line 1" in told[0]
 
 
+def test_what_is_wrong_within_a_string_that_is_json_is_told() -> None:
+    bad = logged({"messages": [5]}, RESPONSE)
+    _, reader, _ = read({"log": json.dumps(bad)})
+    assert reader.left_out["not understood"][1] == "f, line 1: a message must be an object, got 5"
+
+
 def test_one_bad_call_costs_no_other() -> None:
     bad = {"attributes": {"gen_ai.input.messages": "[5]", "gen_ai.output.messages": "[5]"}}
     negative = {"prompt_ids": [-1], "output_ids": [1]}
@@ -1219,6 +1227,15 @@ def test_a_device_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     result = CliRunner().invoke(app, ["replay", "/dev/zero"])
     assert result.exit_code == 1
     assert "/dev/zero, line 1: a line has more than 1,048,576 bytes" in result.stderr
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(log.write_text, f"{LINE}\n")
+        [line] = parse_lines(log)
+    assert done.result() == line.bytes == len(LINE) + 1
 
 
 def test_a_long_text_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

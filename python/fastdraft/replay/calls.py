@@ -143,8 +143,9 @@ class Reader:
     def refusal(self, path: Path) -> str:
         """What to do with a file in which there was no call."""
         begin = b""
-        with suppress(OSError), path.open("rb") as file:
-            begin = file.read(1 << 16)
+        if path.is_file():  # a pipe has been read
+            with suppress(OSError), path.open("rb") as file:
+                begin = file.read(1 << 16)
         advice = next((text for sign, text in _ADVICE if sign(path.name, begin)), "")
         known = ", ".join(dict.fromkeys(row.name for row in ROWS))
         told = "; ".join(self.told()[1:]) or "it is empty"
@@ -173,9 +174,11 @@ class Reader:
     def _calls(self, value: Any, *, at_top: bool = False) -> Iterator[_Call]:
         """The calls in a value, wherever they lie."""
         if isinstance(value, str):
+            inner: Any = None
             if value.lstrip()[:1] in ("{", "["):
                 with suppress(ValueError):
-                    yield from self._calls(json.loads(value))
+                    inner = json.loads(value)
+            yield from self._calls(inner)
             return
         if isinstance(value, list):
             if value and all(map(is_message, value)):

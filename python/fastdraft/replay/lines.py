@@ -125,8 +125,8 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
             kind, parts = _parts(unpacked, path)
             at = total = 0
             for number, line in enumerate(parts, 1):
-                before, at = at, file.tell()
                 total += len(line)
+                before, at = at, file.tell() if file.seekable() else total
                 if unpacked is not file and total > MOST_BYTES + MOST_TIMES * path.stat().st_size:
                     raise RecordError(f"{path} unpacks to more than {MOST_TIMES} times its size")
                 if line.strip():

@@ -298,9 +298,8 @@ def asked(value: Any) -> Asked | None:
     inner = opened(value[name])
     if name == "messages" and isinstance(inner, str):
         raise RecordError(f"messages must be a list, got {short(inner)}")
-    found = (
-        Asked(messages_of(inner)) if name == "input" and isinstance(inner, str) else asked(inner)
-    )
+    are_messages = isinstance(inner, {"messages": list, "input": str}.get(name, ()))
+    found = Asked(messages_of(inner)) if are_messages else asked(inner)
     if found is None:
         return None
     names = ("system", "instructions", "systemInstruction", "system_instruction")

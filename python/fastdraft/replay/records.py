@@ -137,15 +137,6 @@ class RecordWriter:
         check_record(record, "this call")
         self._write(record)
 
-    def append_exchange(self, request: str, response: str) -> None:
-        """Writes the bodies of a request and of its response, as a server's log has them.
-
-        Raises:
-            RecordError: The request is no JSON object; nothing was written.
-            OSError: The file cannot be written.
-        """
-        self._write({"request": parse_object(request, "request"), "response": response})
-
     def _write(self, record: dict[str, Any]) -> None:
         try:
             line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
