@@ -112,7 +112,7 @@ define cpp_tests
 $(call say,Compiling the C++ tests: $(1))
 @mkdir -p build && cmake --preset $(1) > build/$(1).log || { cat build/$(1).log; false; }
 @$(ALONE) cmake --build --preset $(1) --target tests
-@ctest --preset $(1)
+@ctest --preset $(1) --parallel $(JOBS) --progress
 endef
 
 test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
