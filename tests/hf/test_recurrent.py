@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from distributions import assert_distribution
 from fastdraft import Datastore, DraftConfig, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf import loop
 from fastdraft.hf.interface import CACHE
 from hf_models import (
     EOS,
     PAD,
     VOCABULARY,
+    Forester,
     Generous,
     OfRows,
     Silent,
@@ -124,6 +127,19 @@ def test_one_row(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_unequal_length(family: str) -> None:
     _decoded(recurrent_model(family), repetitive_batch(3))
+
+
+@pytest.mark.parametrize("family", ["FalconH1", "Mamba2", "Qwen3_5"])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_accept_what_they_like(family: str, seed: int) -> None:
+    """Some have no pending token when others have one, or many."""
+    model, inputs = recurrent_model(family), repetitive_batch(4)
+    plain = model.generate(**inputs, **OPTIONS, **LOGITS)
+    drafter = Forester(plain.sequences[:, PROMPT:].tolist(), nodes=4, seed=seed)
+    with mock.patch.object(loop, "_PART_BEHIND", seed / 3):
+        ours = hf.generate(model, **inputs, **OPTIONS, **LOGITS, drafter=drafter)
+    _assert_logits(plain, ours, columns=PROMPT, end=None)
+    assert ours.stats.accepted > 0
 
 
 def test_rows_of_equal_length() -> None:

@@ -161,7 +161,8 @@ class Decoding:
         counts = list(map(sub, cached, starts))
         self._paid += float(seconds[max(counts)] - seconds[0])
         width = sorted(counts)[int(_PART_BEHIND * (len(counts) - 1))]
-        if width == 0 or self._paid < seconds[width - 1]:
+        # A forward over a single token changes states in place, those of other rows too.
+        if width < 2 or self._paid < seconds[width - 1]:
             return starts
         self._paid = 0.0
         self.target.forward(

@@ -33,8 +33,10 @@ _DRAFTS: Final = (
     ((2, True), (0, True), (3, False)),
     ((0, True), (2, False), (0, False)),
 )
-# Rounding of logits relative to the largest: what needs no excuse, and what nothing excuses.
+# Rounding of logits relative to the largest: what needs no excuse, and what nothing excuses. Many
+# models compute some of their layers in float32, whatever their own type.
 _ROUNDING: Final = 8
+_ROUNDING_OF_PARTS: Final = 64 * torch.finfo(torch.float32).eps
 _MOST_ROUNDING: Final = 4096
 _LARGEST: Final = 1 / 8
 # Forwards over several tokens may round otherwise by more than a whole text differs from its parts.
@@ -164,6 +166,8 @@ def _asked(model: Any, question: Question, decode: Callable[..., Any]) -> str | 
         "output_logits": True,
     }
     plain = type(model).generate(model, **inputs, **options)
+    if any(logits.isnan().any() for logits in plain.logits):
+        return None  # nothing can be compared
     expected = plain.sequences[:, shape[1] :].tolist()
     drafter = _Scripted(expected, usual, question.trees)
     try:
@@ -181,13 +185,14 @@ def _asked(model: Any, question: Question, decode: Callable[..., Any]) -> str | 
             (plain.logits[at][row].float(), ours.logits[at][row].float())
             for at in range(1, equal + 1)
         ]
-        largest = max([largest, *(float(_finite(each).abs().max()) for each, _ in pairs)])
+        sizes = (_difference(each, torch.zeros_like(each)) for each, _ in pairs)
+        largest = max([largest, *sizes])
         # Not the largest: a mixture's choice of experts may turn on rounding at one token.
         errors.append(float(np.median([_difference(*pair) for pair in pairs])) if pairs else np.inf)
     error = max(errors)
-    allowed = _ROUNDING * torch.finfo(model.dtype).eps * largest
+    allowed = largest * max(_ROUNDING * torch.finfo(model.dtype).eps, _ROUNDING_OF_PARTS)
     if error > allowed:
-        allowed = _allowed(model, plain.sequences[:1], plain.logits, largest)
+        allowed = max(allowed, _allowed(model, plain.sequences[:1], plain.logits, largest))
     if error <= allowed:
         return None
     return (
@@ -207,13 +212,9 @@ def _allowed(model: Any, text: torch.Tensor, logits: Any, largest: float) -> flo
     return min(_SLACK * float(np.median(apart)), most)
 
 
-def _finite(logits: torch.Tensor) -> torch.Tensor:
-    return logits[logits.isfinite()]
-
-
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
     both = one.isfinite() & other.isfinite()
-    return float((one - other)[both].abs().max())
+    return float((one - other)[both].abs().max()) if bool(both.any()) else 0.0
 
 
 def _usual_tokens(model: Any) -> list[int]:
