@@ -24,7 +24,7 @@ AT_ONCE = (1, 16)
 """Requests that run together, in the table of GPUs."""
 GRID = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
 """The costs that dense models are replayed with: each with the next higher one's drafts."""
-MOST_TOKENS = 100_000
+MOST_TOKENS = 50_000
 """The output tokens that the table of GPUs replays, of all requests together."""
 LONGEST: Final = 64
 SERVERS = (
