@@ -25,7 +25,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import harness
 from fastdraft import DraftStats, hf
-from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.interface import CACHE
 from harness import Row
 
@@ -64,7 +64,7 @@ class Replayer:
 
     def propose_batch(
         self, requests: Sequence[int], *, limits: NDArray[np.int32] | None = None, **_: Any
-    ) -> FlatDrafts:
+    ) -> StepDrafts:
         assert limits is not None
         tokens: list[int] = []
         parents: list[int] = []
@@ -74,7 +74,7 @@ class Replayer:
             tokens += draft
             parents += range(-1, len(draft) - 1)
             offsets.append(len(tokens))
-        return FlatDrafts(
+        return StepDrafts(
             np.array(tokens, np.int32),
             np.array(parents, np.int32),
             np.full(len(tokens), 0.5, np.float32),

@@ -506,6 +506,18 @@ read_only: further Datastores that the request may be drafted from, and does not
 
 O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
 RequestLimitError or MemoryLimitError, and then nothing was added.)");
+  engine.def(
+      "session",
+      [](const py::object& self) {
+        return SessionObject(from_python("fastdraft.engine", "Session")(self));
+      },
+      R"(A `Session` of this engine: it cancels those of its requests that have not ended when it
+closes, whatever is raised.
+
+>>> with engine.session() as session:
+...     request = session.add_request([1, 2, 3, 1, 2])
+>>> engine.num_requests
+0)");
   engine.def("propose", &propose_with, py::arg("request"), py::kw_only(),
              py::arg("limit") = py::none(), py::arg("token_cost") = py::none(),
              py::arg("cost") = py::none(), py::arg("offers") = py::none(),

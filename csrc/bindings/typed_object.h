@@ -23,6 +23,9 @@ struct ConfigType {
 struct CalibrationType {
   static constexpr auto name = pybind11::detail::const_name("fastdraft.calibration.Calibration");
 };
+struct SessionType {
+  static constexpr auto name = pybind11::detail::const_name("fastdraft.engine.Session");
+};
 struct StatsType {
   static constexpr auto name = pybind11::detail::const_name("fastdraft.stats.DraftStats");
 };
@@ -42,6 +45,7 @@ struct StoresType {
 };
 using ConfigObject = TypedObject<ConfigType>;
 using CalibrationObject = TypedObject<CalibrationType>;
+using SessionObject = TypedObject<SessionType>;
 using StatsObject = TypedObject<StatsType>;
 using StoresObject = TypedObject<StoresType>;
 using OffersArgument = TypedObject<OffersType>;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -617,6 +618,26 @@ def test_engines_and_live_stores_are_shared_by_copies_and_not_pickled() -> None:
     for shared, what in ((engine, "make one in each process"), (store, "save it")):
         with pytest.raises(TypeError, match=f"cannot be pickled: {what}"):
             pickle.dumps(shared)
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_a_session_ends_the_requests_that_it_added(error: type[BaseException] | None) -> None:
+    engine = Engine(datastores=[Datastore(max_bytes=1 << 20)])
+    outside = engine.add_request([1, 2])
+    ending = contextlib.nullcontext() if error is None else pytest.raises(error)
+    with ending, engine.session() as session:
+        first, second, third = (session.add_request([number, 5]) for number in range(3))
+        assert session.finish(first) == DraftStats()
+        session.cancel(second)
+        fourth = session.add_request([3])
+        engine.finish(third)  # by somebody else, which a session forgives
+        assert engine.num_tokens(fourth) == 1
+        if error is not None:
+            raise error
+    assert engine.num_requests == 1
+    assert engine.num_tokens(outside) == 2
+    with pytest.raises(UnknownRequestError):
+        session.cancel(fourth)
 
 
 def test_configurations_are_values() -> None:

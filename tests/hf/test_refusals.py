@@ -8,6 +8,7 @@ from typing import Any
 
 import accelerate
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -25,6 +26,7 @@ from hf_models import (
     repetitive_batch,
     tiny_model,
 )
+from watches import counted_forwards
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
@@ -98,6 +100,30 @@ def test_a_generation_config_passes_no_custom_generate_on() -> None:
     copied = copy.deepcopy(model)
     assert copied.generate.keywords["custom_generate"] is speculate
     assert torch.equal(copied.generate(**inputs, **OPTIONS), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_adapters_by_row(rows: int) -> None:
+    """PEFT expects all rows in every forward; those that have ended leave ours."""
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False
+    )
+    model = peft.get_peft_model(tiny_model("llama"), config)
+    model.add_adapter("other", config)
+    model, inputs = model.double().eval(), repetitive_batch(rows)
+    names = ["other", "default"][:rows]
+    if rows == 1:
+        assert_decodes(model, inputs, exact=True, **OPTIONS, adapter_names=names)
+        return
+    inside = functools.partial(model.generate, custom_generate=hf.speculate())
+    for decode in (functools.partial(hf.generate, model), inside):
+        with (
+            counted_forwards(model) as forwards,
+            pytest.raises(InvalidValueError, match="adapter_names must be unset for several rows"),
+        ):
+            decode(**inputs, **OPTIONS, adapter_names=names)
+        assert not forwards
 
 
 def test_models_with_an_indexer() -> None:

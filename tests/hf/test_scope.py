@@ -13,17 +13,18 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import hf
-from fastdraft.hf import attention, rows
+from fastdraft.engine import Session
+from fastdraft.hf import attention
 from hf_models import Generous, repetitive_batch, tiny_model
 
 pytestmark = pytest.mark.slow
 
-FOLDER = str(Path(hf.__file__).parent)
+FILES = str(Path(hf.__file__).parent), inspect.getfile(Session)
 POINTS = 60
 
 
 class _Interrupting:
-    """Counts the lines that a call runs in `fastdraft.hf`, and interrupts it at one of them."""
+    """Counts the lines that a call runs in hf and in sessions, and interrupts it at one of them."""
 
     def __init__(self, at: int | None = None) -> None:
         self.lines = 0
@@ -38,7 +39,7 @@ class _Interrupting:
             sys.settrace(before)
 
     def _entered(self, frame: Any, _event: str, _argument: Any) -> Any:
-        inside = frame.f_code.co_filename.startswith(FOLDER)
+        inside = frame.f_code.co_filename.startswith(FILES)
         return self._traced if inside else None
 
     def _traced(self, frame: Any, event: str, _argument: Any) -> Any:
@@ -63,7 +64,7 @@ def _end_of(scope: Any) -> int:
     return first + next(at for at, line in enumerate(lines) if line.strip() == "finally:")
 
 
-_ENDS = {"cancelling": _end_of(rows.cancelling), "attending": _end_of(attention.attending)}
+_ENDS = {"close": 0, "__exit__": 0, "attending": _end_of(attention.attending)}
 
 
 def test_nothing_is_left_wherever_an_interrupt_comes() -> None:

@@ -121,6 +121,16 @@ def test_rows_that_have_ended_stay_as_padding(
         assert {rows for rows, _ in shapes} == {len(LIMITS)}
 
 
+@pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("row", [0, 1])
+def test_a_padded_row_that_ends_with_its_first_token(family: str, row: int) -> None:
+    """It goes on as padding, at the places behind its prompt: before it there are none."""
+    model, inputs = tiny_model(family).double(), repetitive_batch(2)
+    first = model.generate(**inputs, do_sample=False, max_new_tokens=1)[row, -1]
+    options = {"max_new_tokens": 12, "eos_token_id": int(first), "pad_token_id": 0}
+    assert_decodes(model, inputs, "found", exact=True, ours=STATIC, **options)
+
+
 def test_prompts_longer_than_the_window_and_its_ring() -> None:
     model = tiny_model("gemma3")
     options = {"max_new_tokens": 60, "eos_token_id": None}

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.interface import CACHE
 from fastdraft.step_latency import StepLatency
 from hf_models import (
@@ -71,7 +71,7 @@ class _Planter(Generous):
 
     def propose_batch(self, requests: Any, **options: Any) -> Any:
         batch = super().propose_batch(requests, **options)
-        self.trees += not FlatDrafts.of_batch(batch).are_chains
+        self.trees += not StepDrafts.of(batch).are_chains
         return batch
 
 
@@ -179,13 +179,13 @@ def test_chains_are_told_from_trees() -> None:
         ([[-1, 0, 1], [2, 3]], False),
     ):
         batch = _batch(parents, [0.5] * sum(map(len, parents)))
-        assert FlatDrafts.of_batch(batch).are_chains is chains
+        assert StepDrafts.of(batch).are_chains is chains
 
 
 def test_the_best_chain_promises_most_tokens() -> None:
     # 0.9 + 0.3 against 0.5 + 0.45 + 0.4; then nothing; then a chain as it is.
     batch = _batch([[-1, -1, 1, 2, 0], [], [-1, 0]], [0.9, 0.5, 0.45, 0.4, 0.3, 0.2, 0.1])
-    chains = FlatDrafts.of_batch(batch).best_chains()
+    chains = StepDrafts.of(batch).best_chains()
     assert chains.token_ids.tolist() == [11, 12, 13, 15, 16]
     assert chains.offsets.tolist() == [0, 3, 3, 5]
     assert chains.are_chains
@@ -193,7 +193,7 @@ def test_the_best_chain_promises_most_tokens() -> None:
 
 
 def test_padding_of_a_tree_sees_itself_alone() -> None:
-    sees = FlatDrafts.of_batch(_batch([[-1, -1, 1], [-1]], [0.5] * 4)).sees(5)
+    sees = StepDrafts.of(_batch([[-1, -1, 1], [-1]], [0.5] * 4)).sees(5)
     assert (sees.sum(-1) - 1).tolist() == [[0, 1, 1, 2, 0], [0, 1, 0, 0, 0]]
     assert sees[0, 3].tolist() == [True, False, True, True, False]
     assert sees[1, 3].tolist() == [False, False, False, True, False]

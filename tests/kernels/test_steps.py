@@ -11,7 +11,7 @@ from adversarial import INTERPRETED
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastdraft.hf.verifier
-from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.verifier import Verifier
 from fastdraft.kernels import language
@@ -35,7 +35,7 @@ def drafts(*rows, tree=False):
     parents = [-1 if tree else at - 1 for row in rows for at in range(len(row))]
     ids = [token for row in rows for token in row]
     offsets = np.cumsum([0, *map(len, rows)])
-    return FlatDrafts(
+    return StepDrafts(
         np.array(ids, np.int32),
         np.array(parents, np.int32),
         np.full(len(ids), 0.5, np.float32),

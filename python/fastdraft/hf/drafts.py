@@ -1,4 +1,4 @@
-"""The drafts of one step: of one row, and of all rows in flat arrays."""
+"""The drafts of one step, in the flat arrays in which a drafter hands them over."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fastdraft.drafters import Drafts
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["FlatDrafts", "RowDraft"]
+__all__ = ["RowDraft", "StepDrafts"]
 
 
 @dataclass
@@ -51,13 +51,10 @@ class RowDraft:
 
 
 @dataclass(eq=False)
-class FlatDrafts:
+class StepDrafts:
     """The drafts of a batch; the arguments are the attributes of `fastdraft.drafters.Drafts`.
 
-    Attributes:
-        by_row: The draft tokens of each row.
-        longest: The length of the longest draft.
-        are_chains: Whether the parent of each draft token is the one before it.
+    A row's *node* is the index of a token in its draft, -1 for the text's last token.
     """
 
     token_ids: NDArray[np.int32]
@@ -66,47 +63,39 @@ class FlatDrafts:
     offsets: NDArray[np.int32]
     draft_logits: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        # Of so few numbers, lists are made and compared sooner than arrays.
-        token_ids = self.token_ids.tolist()
-        self.by_row: list[list[int]] = [
-            token_ids[start:end] for start, end in pairwise(self.offsets.tolist())
-        ]
-        self.longest = max(map(len, self.by_row))
-        chains = [at for row in self.by_row for at in range(-1, len(row) - 1)]
-        self.are_chains = chains == self.parents.tolist()
-
     @classmethod
-    def of_batch(cls, batch: Drafts) -> FlatDrafts:
-        """The drafts of any drafter."""
+    def of(cls, batch: Drafts) -> StepDrafts:
+        """Those of any drafter."""
         logits = getattr(batch, "draft_logits", {})
         return cls(batch.token_ids, batch.parents, batch.probabilities, batch.offsets, logits)
 
     @classmethod
-    def of_rows(cls, drafts: Sequence[RowDraft]) -> FlatDrafts:
-        """The drafts of rows, one after the other."""
-
-        def flat(column: str, dtype: type) -> NDArray[Any]:
-            return np.array([each for draft in drafts for each in getattr(draft, column)], dtype)
-
+    def of_chains(
+        cls,
+        counts: NDArray[Any],
+        token_ids: Any = (),
+        probabilities: Any = (),
+        draft_logits: dict[int, torch.Tensor] | None = None,
+    ) -> StepDrafts:
+        """Chains of `counts` tokens each, one row's after the other."""
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
         return cls(
-            flat("token_ids", np.int32),
-            np.array([at - 1 for draft in drafts for at in range(len(draft.token_ids))], np.int32),
-            flat("probabilities", np.float32),
-            np.cumsum([0, *(len(draft.token_ids) for draft in drafts)], dtype=np.int32),
-            {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},
+            np.asarray(token_ids, np.int32),
+            _steps(offsets) - 1,
+            np.asarray(probabilities, np.float32),
+            offsets,
+            draft_logits or {},
         )
 
-    def drawn_at(self, depth: int) -> FlatDrafts:
-        """Of the drafts that were drawn, the token at this depth alone."""
-        at = slice(depth, depth + 1)
-        return FlatDrafts.of_rows(
-            [
-                RowDraft(tokens[at], logits=list(self.draft_logits[row][at]))
-                if row in self.draft_logits
-                else RowDraft()
-                for row, tokens in enumerate(self.by_row)
-            ]
+    @classmethod
+    def of_rows(cls, drafts: Sequence[RowDraft]) -> StepDrafts:
+        """The drafts of rows, one after the other."""
+        return cls.of_chains(
+            np.array([len(draft.token_ids) for draft in drafts]),
+            [token for draft in drafts for token in draft.token_ids],
+            [each for draft in drafts for each in draft.probabilities],
+            {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},
         )
 
     @cached_property
@@ -115,15 +104,35 @@ class FlatDrafts:
         return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
-    def parents_by_row(self) -> list[list[int]]:
-        """The parents of each row's draft tokens."""
-        parents = self.parents.tolist()
-        return [parents[start:end] for start, end in pairwise(self.offsets.tolist())]
+    def longest(self) -> int:
+        """The length of the longest draft."""
+        return int(self.counts.max())
+
+    @cached_property
+    def are_chains(self) -> bool:
+        """Whether the parent of each draft token is the one before it."""
+        return len(self.parents) == 0 or bool((self.parents == _steps(self.offsets) - 1).all())
 
     @cached_property
     def first_lines(self) -> NDArray[np.int64]:
         """The line of logits of each row's last token; those of its draft follow: (rows,)."""
         return self.offsets[:-1].astype(np.int64) + np.arange(len(self.counts))
+
+    def tolist(self) -> list[list[int]]:
+        """The draft tokens of each row."""
+        token_ids = self.token_ids.tolist()
+        return [token_ids[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    def behind(self, last: NDArray[np.int64], width: int) -> NDArray[np.int64]:
+        """The tokens of a forward, (rows, width): the texts' last ones (rows,), and the drafts.
+
+        Padding repeats a row's last token.
+        """
+        if self.longest == 0:
+            return np.repeat(last[:, None], width, 1)
+        columns = np.minimum(np.arange(width), self.counts[:, None])
+        drafted = self.token_ids.take(self.offsets[:-1, None] + columns - 1, mode="clip")
+        return np.where(columns > 0, drafted, last[:, None])
 
     def sees(self, width: int) -> NDArray[np.bool_]:
         """Which tokens of a forward see which: a row's last token, its draft, padding.
@@ -134,24 +143,70 @@ class FlatDrafts:
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
+        steps = _steps(self.offsets)
+        wrong = (self.parents < -1) | (self.parents >= steps)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise InvalidValueError(
+                f"parents must stand before their children, from -1 to {steps[at] - 1} for draft "
+                f"token {steps[at]}, got {self.parents[at]}"
+            )
         sees = np.tile(np.eye(width, dtype=bool), (len(self.counts), 1, 1))
-        for row, parents in zip(sees, self.parents_by_row, strict=True):
-            for index, parent in enumerate(parents):
-                if not -1 <= parent < index:
-                    raise InvalidValueError(
-                        "parents must stand before their children, from -1 to "
-                        f"{index - 1} for draft token {index}, got {parent}"
-                    )
-                row[index + 1] |= row[parent + 1]
+        for node in range(self.longest):
+            (rows,) = np.nonzero(self.counts > node)
+            sees[rows, node + 1] |= sees[rows, self.parents[self.offsets[rows] + node] + 1]
         return sees
 
-    def child(self, row: int, node: int, token: int) -> int | None:
-        """The first child of a row's draft token with this token, as indices within the draft; None
-        for none. Those of -1 follow the text."""
-        pairs = zip(self.parents_by_row[row], self.by_row[row], strict=True)
-        return next((at for at, pair in enumerate(pairs) if pair == (node, token)), None)
+    def contexts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The two tokens before each line of logits, (lines, 2), given the last (rows, 2) of the
+        texts."""
+        firsts = self.first_lines
+        contexts = np.empty((len(firsts) + len(self.token_ids), 2), np.int64)
+        contexts[firsts] = ends
+        drafted = np.ones(len(contexts), bool)
+        drafted[firsts] = False
+        contexts[drafted, 1] = self.token_ids
+        parents = np.repeat(firsts, self.counts) + 1 + self.parents
+        contexts[drafted, 0] = contexts[parents, 1]
+        return contexts
 
-    def best_chains(self) -> FlatDrafts:
+    def child(self, row: int, node: int, token: int) -> int | None:
+        """The child of a row's node that is this token; None for none."""
+        own = slice(self.offsets[row], self.offsets[row + 1])
+        (found,) = np.nonzero((self.parents[own] == node) & (self.token_ids[own] == token))
+        return int(found[0]) if len(found) else None
+
+    def chain(self, row: int, node: int, size: int) -> list[int]:
+        """A row's node and those that most probably follow it, `size` or fewer."""
+        own = slice(self.offsets[row], self.offsets[row + 1])
+        count = int(self.counts[row])
+        if self.are_chains:
+            return list(range(node, min(node + size, count)))
+        chain = [node]
+        while len(chain) < size:
+            (children,) = np.nonzero(self.parents[own] == chain[-1])
+            if not len(children):
+                break
+            best = self.probabilities[own][children].argmax()
+            chain.append(int(children[best]))
+        return chain
+
+    def along(self, rows: Sequence[int], nodes: Sequence[Sequence[int]]) -> StepDrafts:
+        """Chains of some rows' nodes."""
+        flat = [
+            int(self.offsets[row]) + node
+            for row, own in zip(rows, nodes, strict=True)
+            for node in own
+        ]
+        logits = {
+            at: self.draft_logits[row][list(own)]
+            for at, (row, own) in enumerate(zip(rows, nodes, strict=True))
+            if own and row in self.draft_logits
+        }
+        counts = np.array(list(map(len, nodes)))
+        return StepDrafts.of_chains(counts, self.token_ids[flat], self.probabilities[flat], logits)
+
+    def best_chains(self) -> StepDrafts:
         """The chain in each draft that promises most accepted tokens.
 
         A token promises its probability, which is that of its whole path.
@@ -170,9 +225,12 @@ class FlatDrafts:
         counts = chain.sum(1)
         logits = {row: each[: counts[row]] for row, each in self.draft_logits.items()}
         tokens = chain[used]
-        offsets = np.cumsum([0, *counts], dtype=np.int32)
-        steps = np.arange(-1, offsets[-1] - 1, dtype=np.int32)
-        parents = steps - np.repeat(offsets[:-1], counts)
-        return FlatDrafts(
-            self.token_ids[tokens], parents, self.probabilities[tokens], offsets, logits
+        return StepDrafts.of_chains(
+            counts, self.token_ids[tokens], self.probabilities[tokens], logits
         )
+
+
+def _steps(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
+    """0, 1, 2, ... within each row."""
+    steps: NDArray[np.int32] = np.arange(offsets[-1], dtype=np.int32)
+    return steps - np.repeat(offsets[:-1], offsets[1:] - offsets[:-1])

@@ -7,7 +7,6 @@ another.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import sub
@@ -19,14 +18,14 @@ from numpy.typing import NDArray
 
 from fastdraft import step_latency
 from fastdraft.drafters import Drafter
-from fastdraft.engine import Engine, Offers, Successors
+from fastdraft.engine import Engine, Offers, Session, Successors
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.device import lines_of, on_device
-from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.kv_cache import places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
-from fastdraft.hf.rows import UNLIMITED, Row
-from fastdraft.hf.step import CachedModel
+from fastdraft.hf.rows import UNLIMITED, Rows
+from fastdraft.hf.step import CachedModel, padded
 from fastdraft.hf.verifier import Choice, Verifier
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.step_latency import StepLatency
@@ -51,13 +50,13 @@ class Decoding:
 
     Attributes:
         target: The target model, the prompts in its cache.
-        text: (rows, columns) int64, the padded prompts; grows by the emitted tokens.
-        rows: One for each row of `text`.
+        rows: The rows, which grow by the emitted tokens.
         processors: The logits processors, but for those of `warping`.
         warping: The last of them, where verification applies these itself.
         criteria: The stopping criteria.
         do_sample: Whether tokens are drawn, or the most probable is taken.
         drafter: The drafter.
+        session: Ends the rows' requests at the drafter.
         cost: The measured time of the model's steps.
         padding: Fills the texts of rows that have ended, as plain decoding has it.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
@@ -67,13 +66,13 @@ class Decoding:
     """
 
     target: CachedModel
-    text: NDArray[np.int64]
-    rows: list[Row]
+    rows: Rows
     processors: PositionProcessors
     warping: Warping
     criteria: PositionCriteria
     do_sample: bool
     drafter: Drafter
+    session: Session
     cost: StepLatency
     padding: int
     streamer: Any
@@ -82,12 +81,13 @@ class Decoding:
     keep_logprobs: bool
 
     def __post_init__(self) -> None:
-        self._running = list(self.rows)
+        # The rows that have not ended, in the order of the cache.
+        self._running = np.arange(len(self.rows))
         # Seconds that pending tokens have cost a batch since its latest commit.
         self._paid = 0.0
-        self._columns: int = self.text.shape[1]
         self._verifier = Verifier(self.warping, logprobs=self.keep_logprobs)
-        self._along_path = self.processors.along_path or self.criteria.along_path
+        self._one_by_one = self.processors.along_path or self.criteria.along_path
+        self._reads_text = self._one_by_one or bool(self.processors)
         # What the logits say may follow, for trees; how many tokens of each line it takes now.
         self._successors: Successors | None = None
         self._likeliest = 0
@@ -96,52 +96,59 @@ class Decoding:
             if self._tree_budget is not None:
                 self._successors = Successors()
 
-    def length(self, row: Row) -> int:
-        """Tokens of `row`, padding included."""
-        return self._columns + row.emitted
-
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
-        nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
+        nothing = StepDrafts.of_chains(np.zeros(len(self._running), np.int32))
         self._conclude(self._choose(first_logits, nothing))
-        while self._running:
+        while len(self._running):
             self._step()
 
     def _step(self) -> None:
-        rows = self._running
-        batch = self.target.rows_in_forward(len(rows))
-        indices, cached = [row.index for row in rows], [row.cached for row in rows]
+        rows, running = self.rows, self._running
+        batch = self.target.rows_in_forward(len(running))
+        indices, cached = running.tolist(), rows.cached[running].tolist()
         starts = self.target.starts(cached)
         seconds, widths = self.cost.best_widths(batch, _WIDEST + max(map(sub, cached, starts)))
-        if self.target.commits and len(rows) > 1:
+        if self.target.commits and len(running) > 1:
             starts = self._committed(starts, cached, seconds)
         # Tokens in front of the last one that recurrent layers have to be given again.
-        pending = self._texts(starts, cached)
-        behind = max(map(len, pending))
+        behind = max(map(sub, cached, starts))
         drafts = self._propose(seconds[behind:], behind)
         longest = drafts.longest
-        tokens = [
-            [*front, row.last_token, *draft]
-            for front, row, draft in zip(pending, rows, drafts.by_row, strict=True)
-        ]
-        width = needed = max(map(len, tokens))
-        # A wider forward can be the faster one; its further tokens are padding, which a recurrent
-        # state would take for text.
-        if needed < len(widths) and longest > 0 and not self.target.commits:
-            width = int(widths[longest])
-        if self.target.first_positions is None:
-            # Padding takes places of its own.
-            width = min(width, *(1 + row.room for row in rows))
-        width = max(width, needed)
+        width = needed = behind + 1 + longest
+        counts: NDArray[Any]
+        if behind:
+            input_ids, counts = padded(
+                [
+                    [*front, last, *draft]
+                    for front, last, draft in zip(
+                        self._texts(starts, cached),
+                        rows.last[running].tolist(),
+                        drafts.tolist(),
+                        strict=True,
+                    )
+                ]
+            )
+            width = input_ids.shape[1]
+        else:
+            # A wider forward can be the faster one; its further tokens are padding, which a
+            # recurrent state would take for text.
+            if needed < len(widths) and longest > 0 and not self.target.commits:
+                width = int(widths[longest])
+            if self.target.first_positions is None:
+                # Padding takes places of its own.
+                width = min(width, 1 + int(rows.room[running].min()))
+            width = max(width, needed)
+            input_ids, counts = drafts.behind(rows.last[running], width), 1 + drafts.counts
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
         logits = self.target.forward(
-            tokens,
+            input_ids,
+            counts,
             rows=indices,
             cached=starts,
-            width=width,
-            wanted=[1 + len(draft) for draft in drafts.by_row] if behind else None,
+            wanted=(1 + drafts.counts).tolist() if behind else None,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
         choice = self._choose(logits, drafts)
@@ -165,65 +172,65 @@ class Decoding:
         if width < 2 or self._paid < seconds[width - 1]:
             return starts
         self._paid = 0.0
+        last = self.rows.last[self._running].tolist()
+        texts = zip(self._texts(starts, cached), last, strict=True)
         self.target.forward(
-            [
-                [*front, row.last_token][:width]
-                for front, row in zip(self._texts(starts, cached), self._running, strict=True)
-            ],
-            rows=[row.index for row in self._running],
+            *padded([[*front, token][:width] for front, token in texts]),
+            rows=self._running.tolist(),
             cached=starts,
-            width=width,
             wanted=[1] * len(starts),
         )
         return self.target.starts(cached)
 
     def _texts(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """The tokens of the running rows that stand in these columns of the cache."""
-        texts = []
-        for row, start, end in zip(self._running, starts, ends, strict=True):
-            # Prompts given as embeddings are no columns of the text.
-            before = row.columns - self._columns
-            texts.append(self.text[row.index, start - before : end - before].tolist())
-        return texts
+        # Prompts given as embeddings are no columns of the text.
+        before = self.rows.columns - self.rows.prompt_columns
+        return [
+            self.rows.text[row, start - before : end - before].tolist()
+            for row, start, end in zip(self._running, starts, ends, strict=True)
+        ]
 
     def settle(self) -> None:
         """Brings the cache of a single row to the end of its text, but for the last token."""
-        (row,) = self._running = self.rows
-        starts = self.target.starts([row.cached])
-        pending = self._texts(starts, [row.cached])
-        if pending[0]:
-            self.target.forward(pending, rows=[row.index], cached=starts, wanted=[1])
+        self._running = np.arange(1)
+        cached = self.rows.cached.tolist()
+        starts = self.target.starts(cached)
+        if starts != cached:
+            pending = padded(self._texts(starts, cached))
+            self.target.forward(*pending, rows=[0], cached=starts, wanted=[1])
 
-    def _propose(self, seconds: NDArray[np.float64], pending: int) -> FlatDrafts:
+    def _propose(self, seconds: NDArray[np.float64], pending: int) -> StepDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row.
 
         The forward has so many pending tokens a row, besides.
         """
-        rows = self._running
+        running = self._running
         most = UNLIMITED if self.target.widths is None else self.target.widths[-1] - 1
         weighs_cost = getattr(self.drafter, "weighs_cost", True)
-        in_forward = self.target.rows_in_forward(len(rows))
-        commits = len(rows) == 1 and pending > _MOST_PENDING
+        in_forward = self.target.rows_in_forward(len(running))
+        commits = len(running) == 1 and pending > _MOST_PENDING
         if commits or (weighs_cost and self.cost.wants_plain_step(in_forward)):
             most = 0
-        # The step emits one token more than it drafts.
-        longest = UNLIMITED if self.criteria.max_length is None else self.criteria.max_length - 1
-        limits = [min(most, longest - self.length(row), row.room) for row in rows]
+        limits = self.rows.room[running].clip(max=most)
+        if self.criteria.max_length is not None:
+            # The step emits one token more than it drafts.
+            limits = np.minimum(limits, self.criteria.max_length - 1 - self.rows.lengths[running])
         cost = seconds
-        if len(rows) > 1:
+        if len(running) > 1:
             # By the tokens of all rows; only whole widths come up, the rest is in between.
-            tokens = np.arange(1, len(rows) * len(seconds) + 1)
-            cost = np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds)
+            tokens = np.arange(1, len(running) * len(seconds) + 1)
+            cost = np.interp(tokens, tokens[len(running) - 1 :: len(running)], seconds)
         offers = self._of_logits(seconds)
         batch = self.drafter.propose_batch(
-            [row.request for row in rows],
-            limits=np.array(limits, np.int32),
+            self.rows.requests[running].tolist(),
+            limits=limits.astype(np.int32),
             cost=cost,
             padded=True,
             **({} if offers is None else {"offers": offers}),
         )
         require_known_ids(batch.token_ids, self.target.vocabulary)
-        drafts = FlatDrafts.of_batch(batch)
+        drafts = StepDrafts.of(batch)
         # Where some were drawn, all are verified as chains.
         takes_trees = self.target.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
@@ -236,129 +243,179 @@ class Decoding:
         width = min(self._tree_budget, len(seconds) - 1)
         is_cheap = seconds[width] - seconds[0] <= _CHEAP * width * seconds[0]
         self._likeliest = _LIKELIEST if is_cheap else 0
-        return self._successors.offers(self._ends(3)) if is_cheap else None
+        return self._successors.offers(self.rows.ends(self._running, 3)) if is_cheap else None
 
-    def _ends(self, count: int) -> NDArray[np.int64]:
-        """The last tokens of each row, (rows, count), -1 for those before its first column."""
-        lengths = np.array([self.length(row) for row in self._running])
-        columns = lengths[:, None] + np.arange(-count, 0)
-        indices = np.array([row.index for row in self._running])[:, None]
-        return np.where(columns < 0, -1, self.text[indices, columns.clip(0)])
-
-    def _learn(
-        self, drafts: FlatDrafts, token_ids: NDArray[np.int32], probabilities: NDArray[np.float32]
-    ) -> None:
-        """Learns the likeliest tokens of each line of logits."""
+    def _learn(self, contexts: NDArray[np.int64], choice: Choice) -> None:
+        """Learns the likeliest tokens behind the last two before each line, (lines, 2)."""
         assert self._successors is not None
-        firsts = drafts.first_lines
-        contexts = np.empty((len(token_ids), 2), np.int64)
-        contexts[firsts] = self._ends(2)
-        drafted = np.ones(len(token_ids), bool)
-        drafted[firsts] = False
-        contexts[drafted, 1] = drafts.token_ids
-        parents = np.repeat(firsts, drafts.counts) + 1 + drafts.parents
-        contexts[drafted, 0] = contexts[parents, 1]
-        known = np.where(token_ids < self.target.vocabulary, token_ids, -1)
-        self._successors.learn(contexts, known, probabilities.clip(0, 1))
+        assert choice.likeliest is not None
+        assert choice.probabilities is not None
+        known = np.where(choice.likeliest < self.target.vocabulary, choice.likeliest, -1)
+        self._successors.learn(contexts, known, choice.probabilities.clip(0, 1))
 
-    def _choose(self, logits: torch.Tensor, drafts: FlatDrafts) -> Choice:
+    def _choose(self, logits: torch.Tensor, drafts: StepDrafts) -> Choice:
         """The tokens that the target emits in this step; reading them waits for the device.
 
         Args:
             logits: (draft tokens + rows, vocabulary), each row's positions together.
             drafts: The drafts.
         """
-        choice = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
-        if self.keep_logprobs and (self._along_path or self.processors):
-            # Verification saw other logits than the model's own.
-            lines = np.concatenate(choice.lines(drafts.first_lines))
-            raw_logprobs = _raw_logprobs(choice.tokens, lines_of(logits, lines))
-            choice = choice._replace(raw_logprobs=raw_logprobs)
+        if self._reads_text:
+            choice = self._follow(logits, drafts)
+            if self.keep_logprobs:
+                # Verification saw other logits than the model's own.
+                choice = choice._replace(raw_logprobs=_raw_logprobs(choice, logits, drafts))
+            return choice
+        # Plain decoding compares float64 as float32 too.
+        scores = logits.to(torch.float32) if logits.dtype == torch.float64 else logits
+        depths = np.zeros(len(self._running), np.int64)
+        choice = self._verify(scores, drafts, self._running, depths, likeliest=self._likeliest)
+        if choice.likeliest is not None:
+            self._learn(drafts.contexts(self.rows.ends(self._running, 2)), choice)
+        if self.keep_scores or self.keep_logits:
+            lines = choice.lines(drafts.first_lines)
+            for row, own, count in zip(self._running, lines, choice.counts, strict=True):
+                self._keep(int(row), scores, logits, own[:count])
         return choice
 
     def _keep(
-        self, scores: torch.Tensor, logits: torch.Tensor, lines: Sequence[NDArray[np.int64]]
+        self, row: int, scores: torch.Tensor, logits: torch.Tensor, lines: NDArray[np.int64]
     ) -> None:
-        """Keeps the scores and logits that tokens of each row were chosen from."""
-        for row, own in zip(self._running, lines, strict=True):
-            # Copies, which keep nothing else alive.
-            if self.keep_scores:
-                row.scores.append(self.warping(lines_of(scores, own).to(torch.float32, copy=True)))
-            if self.keep_logits:
-                row.logits.append(lines_of(logits, own).to(torch.float32, copy=True))
+        """Keeps the scores and logits that tokens of a row were chosen from, if asked for."""
+        # Copies, which keep nothing else alive.
+        if self.keep_scores:
+            own = self.warping(lines_of(scores, lines).to(torch.float32, copy=True))
+            self.rows.scores[row].append(own)
+        if self.keep_logits:
+            self.rows.logits[row].append(lines_of(logits, lines).to(torch.float32, copy=True))
 
-    def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> Choice:
-        """`_choose` of whole drafts at a time."""
-        scores = logits
-        if self.processors:
-            # A copy, since processors may write to what they are given.
-            scores = logits.to(torch.float32, copy=True)
-            scores = self.processors.at_positions(scores, self._positions(drafts))
-        elif logits.dtype == torch.float64:
-            scores = logits.to(torch.float32)  # as plain decoding has them
-        choice = self._verify(scores, drafts)
-        if self._successors is not None and choice.likeliest is not None:
-            assert choice.chances is not None
-            self._learn(drafts, choice.likeliest, choice.chances)
-        if self.keep_scores or self.keep_logits:
-            self._keep(scores, logits, choice.lines(drafts.first_lines))
-        return choice
+    def _verify(
+        self,
+        scores: torch.Tensor,
+        drafts: StepDrafts,
+        rows: NDArray[np.int64],
+        depths: NDArray[np.int64],
+        *,
+        likeliest: int = 0,
+    ) -> Choice:
+        """Verifies drafts behind the `depths` tokens that each of `rows` has emitted in this step.
 
-    def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
-        """Verifies drafts behind so many tokens that each row has emitted in this step."""
-        rows = self._running
-        seeds = positions = None
+        Raises:
+            FastdraftError: A row that has emitted none has no token left to emit.
+        """
+        seeds = None
+        positions = self.rows.prompt_tokens[rows] + self.rows.emitted[rows] + depths
         if self.do_sample:
-            seeds = np.array([row.seed for row in rows])
-            positions = np.array([row.prompt_tokens + row.emitted + depth for row in rows])
+            seeds = self.rows.seeds[rows]
         choice = self._verifier(
-            scores, drafts, seeds=seeds, positions=positions, likeliest=self._likeliest
+            scores, drafts, seeds=seeds, positions=positions, likeliest=likeliest
         )
-        if not all(choice.tokens):
-            row = rows[choice.tokens.index([])]
+        if ((choice.tokens[:, 0] < 0) & (depths == 0)).any():
+            at = int((choice.tokens[:, 0] < 0).argmax())
             raise FastdraftError(
-                f"row {row.index} has no token left to emit at position "
-                f"{row.prompt_tokens + row.emitted + depth}: "
+                f"row {rows[at]} has no token left to emit at position {positions[at]}: "
                 "the logits processors masked the whole vocabulary"
             )
         return choice
 
-    def _follow(self, logits: torch.Tensor, drafts: FlatDrafts) -> Choice:
-        """`_choose` by processors and criteria that plain decoding would call once for each token.
+    def _follow(self, logits: torch.Tensor, drafts: StepDrafts) -> Choice:
+        """`_choose` along the accepted path, with processors and criteria that read the text.
 
-        All rows go on by a token at a time, and so have texts of one length. The first that leaves
-        its draft or ends ends the step. One read for each token.
+        Where all of them are known, each row goes on until it leaves its draft, in blocks of 1, 2,
+        4, ... positions of the most probable chain: so at most about twice as many are processed as
+        tokens are emitted. Others are called as plain decoding calls them, for one position of all
+        rows at a time, whose texts are of one length; so the first row that leaves its draft or
+        ends ends the step. One read for each block.
+
+        Drawn drafts are verified whole, or where others are called, token by token.
         """
-        rows = self._running
-        nodes: list[Any] = [-1] * len(rows)
-        paths: list[list[int]] = [[] for _ in rows]
-        tokens: list[list[int]] = [[] for _ in rows]
-        logprobs: list[list[float]] = [[] for _ in rows]
-        ended = [False] * len(rows)
-        for depth in itertools.count():
-            own = lines_of(logits, drafts.first_lines + 1 + np.array(nodes))
-            scores = self._processed(own, depth)
-            drawn = drafts.drawn_at(depth)
-            # What would follow a drawn token is not known yet: its line decides nothing.
-            again = np.repeat(np.arange(len(rows)), drawn.counts + 1)
-            choice = self._verify(lines_of(scores, again), drawn, depth)
-            if self.keep_scores or self.keep_logits:
-                self._keep(scores, own, list(np.arange(len(rows))[:, None]))
-            for line, found in zip(logprobs, choice.logprobs or (), strict=False):
-                line.append(found[0])
-            for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
-                emitted.append(chosen[0])
-                self._write([row.index], [self.length(row) + depth], [chosen[:1]])
-            ended = self._ends_at(depth + 1, tokens)
-            nodes = [
-                drafts.child(row, node, emitted[-1])
-                for row, (node, emitted) in enumerate(zip(nodes, tokens, strict=True))
-            ]
-            if any(ended) or None in nodes:
-                break
-            for path, node in zip(paths, nodes, strict=True):
-                path.append(node)
-        return Choice(tokens, None if drafts.are_chains else paths, logprobs, ended=ended)
+        running = self._running
+        slots = list(range(len(running)))
+        nodes: list[int] = [-1 for _ in slots]
+        paths: list[list[int]] = [[] for _ in slots]
+        tokens: list[list[int]] = [[] for _ in slots]
+        logprobs: list[list[float]] = [[] for _ in slots]
+        ended = None
+        size = UNLIMITED if drafts.draft_logits and not self._one_by_one else 1
+        while slots:
+            chains = [drafts.chain(slot, nodes[slot], size) for slot in slots]
+            counts = list(map(len, chains))
+            lines = np.repeat(drafts.first_lines[slots] + 1, counts) + np.concatenate(chains)
+            own = lines_of(logits, lines)
+            if self._one_by_one:
+                scores, choice = self._token(own, drafts, len(tokens[0]))
+            else:
+                block = drafts.along(slots, [chain[1:] for chain in chains])
+                before = [tokens[slot] for slot in slots]
+                scores, choice = self._block(own, running[slots], before, block)
+            staying = []
+            for at, (slot, chain, first) in enumerate(
+                zip(slots, chains, np.cumsum([0, *counts[:-1]]), strict=True)
+            ):
+                found = [each for each in choice.tokens[at, : len(chain)].tolist() if each >= 0]
+                if choice.logprobs is not None:
+                    logprobs[slot] += choice.logprobs[at, : len(found)].tolist()
+                self._keep(int(running[slot]), scores, own, first + np.arange(len(found)))
+                tokens[slot] += found
+                paths[slot] += chain[1 : len(found)]
+                child = drafts.child(slot, chain[len(found) - 1], found[-1]) if found else None
+                if child is not None:
+                    nodes[slot] = child
+                    staying.append(slot)
+            if self._one_by_one:
+                ended = self._ends_with(tokens)
+                if ended.any() or len(staying) < len(slots):
+                    break
+            for slot in staying:
+                paths[slot].append(nodes[slot])
+            slots, size = staying, 1 if self._one_by_one else 2 * size
+        return Choice(
+            _table(tokens, np.int32),
+            None if drafts.are_chains else _table(paths, np.int32),
+            _table(logprobs, np.float32) if self.keep_logprobs else None,
+            ended=ended,
+        )
+
+    def _block(
+        self,
+        logits: torch.Tensor,
+        rows: NDArray[np.int64],
+        before: Sequence[Sequence[int]],
+        block: StepDrafts,
+    ) -> tuple[torch.Tensor, Choice]:
+        """Verifies chains of some rows, behind the tokens that each has emitted in this step, after
+        processors that are all known. Gives the scores too."""
+        tails = [[*own, *tail] for own, tail in zip(before, block.tolist(), strict=True)]
+        positions = self._behind(rows, tails, 1 + block.counts)
+        # A copy, since processors may write to what they are given.
+        scores = self.processors.at_positions(logits.to(torch.float32, copy=True), positions)
+        depths = np.array(list(map(len, before)))
+        likeliest = 0 if block.draft_logits else self._likeliest
+        choice = self._verify(scores, block, rows, depths, likeliest=likeliest)
+        if choice.likeliest is not None:
+            self._learn(positions.ends(2), choice)
+        return scores, choice
+
+    def _token(
+        self, logits: torch.Tensor, drafts: StepDrafts, depth: int
+    ) -> tuple[torch.Tensor, Choice]:
+        """The next token of all rows behind `depth` of this step, which enters their texts, after
+        processors that are called as plain decoding calls them. Gives the scores too."""
+        running = self._running
+        scores = self._processed(logits, depth)
+        drawn = drafts.along(
+            range(len(running)),
+            [
+                [depth] if row in drafts.draft_logits and depth < count else []
+                for row, count in enumerate(drafts.counts)
+            ],
+        )
+        # What would follow a drawn token is not known yet: its line decides nothing.
+        again = np.repeat(np.arange(len(running)), drawn.counts + 1)
+        depths = np.full(len(running), depth)
+        choice = self._verify(lines_of(scores, again), drawn, running, depths)
+        self.rows.write(running, choice.tokens, np.ones_like(depths), behind=depth)
+        return scores, choice
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind
@@ -370,7 +427,7 @@ class Decoding:
         if len(self._running) == len(self.rows):
             processed: torch.Tensor = self.processors.all(text, scores)
             return processed
-        (places,) = on_device(scores.device, np.array([row.index for row in self._running]))
+        (places,) = on_device(scores.device, self._running)
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
         whole[places] = scores
         processed = self.processors.all(text, whole)
@@ -378,21 +435,21 @@ class Decoding:
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
         """The texts of all rows as plain decoding has them, those that have ended padded."""
-        length = self.length(self._running[0]) + depth
-        text = self.text[:, :length].copy()
-        for row in self.rows:
-            text[row.index, self.length(row) + depth * (row in self._running) :] = self.padding
+        lengths = self.rows.lengths
+        lengths[self._running] += depth
+        text = self.rows.text[:, : lengths[self._running[0]]].copy()
+        text[np.arange(text.shape[1]) >= lengths[:, None]] = self.padding
         return on_device(device, text)[0]
 
-    def _ends_at(self, depth: int, tokens: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether each running row ends with its token `depth` of this step."""
-        ended = [
-            self.criteria.stop_at(emitted[-1:], self.length(row) + depth - 1) is not None
-            for row, emitted in zip(self._running, tokens, strict=True)
-        ]
+    def _ends_with(self, tokens: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+        """Whether each running row ends with the last of its tokens of this step."""
+        depth = len(tokens[0])
+        last = _table([own[-1:] for own in tokens], np.int32)
+        lengths = self.rows.lengths[self._running] + (depth - 1)
+        ended = self.criteria.stop_at(last, np.ones(len(last), np.int64), lengths) <= 1
         if self.criteria.read_text:
             stops = self.criteria.stop_rows(self._whole_text(depth, self.target.home))
-            ended = [was or stops[row.index] for row, was in zip(self._running, ended, strict=True)]
+            ended |= stops[self._running]
         return ended
 
     def shaped(
@@ -414,114 +471,95 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = self._behind([self.rows[row] for row in rows], tails, counts)
+        positions = self._behind(np.array(rows), tails, counts)
         # A copy, since processors may write to what they are given.
         scores = logits.to(torch.float32, copy=True)
         return self.warping(self.processors.at_positions(scores, positions))
 
-    def _positions(self, drafts: FlatDrafts) -> Positions:
-        """The positions of a step, for processors that read the text."""
-        if drafts.are_chains:
-            return self._behind(self._running, drafts.by_row, (drafts.counts + 1).tolist())
-        paths: list[list[int]] = []
-        for tokens, parents in zip(drafts.by_row, drafts.parents_by_row, strict=True):
-            first = len(paths) + 1
-            paths.append([])
-            for token, parent in zip(tokens, parents, strict=True):
-                paths.append([*paths[first + parent], token])
-        rows = np.repeat(np.arange(len(self._running)), drafts.counts + 1)
-        return self._behind([self._running[row] for row in rows], paths, [1] * len(paths))
-
     def _behind(
-        self, rows: Sequence[Row], tails: Sequence[Sequence[int]], counts: Sequence[int]
+        self,
+        rows: NDArray[np.int64],
+        tails: Sequence[Sequence[int]],
+        counts: Sequence[int] | NDArray[Any],
     ) -> Positions:
         """The positions behind the texts of rows and the first tokens of tails, as `Positions`."""
-        starts = list(map(self.length, rows))
-        return Positions(self.text, [row.index for row in rows], starts, tails, counts)
+        return Positions(self.rows.text, rows, self.rows.lengths[rows], tails, counts)
 
     def _conclude(self, choice: Choice) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
-        rows = self._running
-        indices = [row.index for row in rows]
-        self._write(indices, list(map(self.length, rows)), choice.tokens)
+        rows, running = self.rows, self._running
         counts, ended = self._stopped(choice)
-        token_ids: list[int] = []
-        starts = [0]
-        for row, tokens, count in zip(rows, choice.tokens, counts, strict=True):
-            token_ids += tokens[:count]
-            starts.append(len(token_ids))
-            row.last_token = tokens[count - 1]
-        self.drafter.observe_batch(
-            [row.request for row in rows], np.array(token_ids, np.int32), np.array(starts, np.int32)
-        )
+        token_ids = choice.tokens[np.arange(choice.tokens.shape[1]) < counts[:, None]]
+        rows.grow(running, choice.tokens, counts)
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        self.drafter.observe_batch(rows.requests[running].tolist(), token_ids, offsets)
 
         if choice.raw_logprobs is not None:
             assert choice.logprobs is not None
-            for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
-                row.logprobs.extend(choice.logprobs[slot][:count])
-                row.raw_logprobs.extend(choice.raw_logprobs[slot][:count])
-        for row, count in zip(rows, counts, strict=True):
-            row.emitted += count
+            for slot, (row, count) in enumerate(zip(running, counts, strict=True)):
+                rows.logprobs[row].extend(choice.logprobs[slot, :count].tolist())
+                rows.raw_logprobs[row].extend(choice.raw_logprobs[slot, :count].tolist())
         if self.streamer is not None:
-            for token in token_ids:
+            for token in token_ids.tolist():
                 self.streamer.put(torch.tensor([token], device="cpu"))
 
-        if any(ended):
-            for row, over in zip(rows, ended, strict=True):
-                if over:
-                    row.stats = self.drafter.finish(row.request)
-            staying = places_after(ended)
-            self._running = [rows[slot] for slot in staying]
+        if ended.any():
+            for row in running[ended]:
+                rows.stats[row] = self.session.finish(int(rows.requests[row]))
+            staying = places_after(ended.tolist())
+            self._running = running[staying]
             if staying:
                 self.target.keep(staying)
 
-    def _stopped(self, choice: Choice) -> tuple[list[int], list[bool]]:
+    def _stopped(self, choice: Choice) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""
-        rows, criteria = self._running, self.criteria
-        if choice.ended is not None:
-            over = criteria.out_of_time()
-            return list(map(len, choice.tokens)), [each or over for each in choice.ended]
-        counts: list[int] = []
-        ended: list[bool] = []
-        for row, tokens in zip(rows, choice.tokens, strict=True):
-            stop = criteria.stop_at(tokens, self.length(row))
-            counts.append(len(tokens) if stop is None else stop)
-            ended.append(stop is not None)
-        if criteria.read_text:
-            tails = [tokens[:count] for tokens, count in zip(choice.tokens, counts, strict=True)]
-            stops = iter(criteria.stops(self._behind(rows, tails, counts), self.target.home))
-            for slot, tail in enumerate(tails):
-                of_row = list(itertools.islice(stops, len(tail)))
-                if True in of_row:
-                    counts[slot], ended[slot] = of_row.index(True) + 1, True
+        running, criteria = self._running, self.criteria
+        counts, ended = choice.counts, choice.ended
+        if ended is None:
+            stops = criteria.stop_at(choice.tokens, counts, self.rows.lengths[running])
+            ended = stops <= counts
+            counts = np.minimum(counts, stops)
+            if criteria.read_text:
+                tails = [
+                    own[:count] for own, count in zip(choice.tokens.tolist(), counts, strict=True)
+                ]
+                places = self._behind(running, tails, counts)
+                (stopping,) = np.nonzero(criteria.stops(places, self.target.home))
+                # The first of each row's.
+                slots = np.repeat(np.arange(len(counts)), counts)[stopping]
+                slots, first = np.unique(slots, return_index=True)
+                counts[slots] = 1 + stopping[first] - (np.cumsum(counts) - counts)[slots]
+                ended[slots] = True
         if criteria.out_of_time():
-            ended = [True] * len(rows)
+            ended = np.ones(len(running), bool)
         return counts, ended
 
-    def _write(
-        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
-    ) -> None:
-        """Writes the tokens of each row to its text, from a column on."""
-        columns = max(map(sum, zip(starts, map(len, tokens), strict=True)))
-        if columns > self.text.shape[1]:
-            grown = np.zeros((len(self.rows), 2 * columns), dtype=np.int64)
-            grown[:, : self.text.shape[1]] = self.text
-            self.text = grown
-        for row, start, line in zip(rows, starts, tokens, strict=True):
-            self.text[row, start : start + len(line)] = line
+
+def _table(lists: Sequence[Sequence[float]], kind: Any) -> NDArray[Any]:
+    """Rows of unequal length, padded with -1."""
+    table = np.full((len(lists), max(map(len, lists))), -1, kind)
+    for line, row in zip(table, lists, strict=True):
+        line[: len(row)] = row
+    return table
 
 
-def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
+def _kept(paths: NDArray[np.int32], longest: int) -> NDArray[np.int64]:
     """Which of its new tokens a row has to keep in each place, as `RowCache.compact` takes it."""
     kept = np.tile(np.arange(longest + 1), (len(paths), 1))
-    for line, path in zip(kept, paths, strict=True):
-        line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
+    found = paths[:, :longest]
+    kept[:, 1 : found.shape[1] + 1] = np.where(
+        found < 0, kept[:, 1 : found.shape[1] + 1], found + 1
+    )
     return kept
 
 
-def _raw_logprobs(tokens: Sequence[Sequence[int]], logits: torch.Tensor) -> list[list[float]]:
-    """The log-probabilities of each row's tokens under the model's own logits, a line for each."""
-    (chosen,) = on_device(logits.device, np.concatenate(tokens))
-    logprobs = logits.to(torch.float32).log_softmax(-1).gather(1, chosen[:, None])[:, 0]
-    found = iter(logprobs.tolist())
-    return [list(itertools.islice(found, len(row))) for row in tokens]
+def _raw_logprobs(choice: Choice, logits: torch.Tensor, drafts: StepDrafts) -> NDArray[np.float32]:
+    """The log-probabilities of the emitted tokens under the model's own logits, as in `Choice`."""
+    emitted = choice.tokens >= 0
+    lines = choice.lines(drafts.first_lines)[emitted]
+    (chosen,) = on_device(logits.device, choice.tokens[emitted].astype(np.int64))
+    logprobs = lines_of(logits, lines).to(torch.float32).log_softmax(-1)
+    found = np.zeros(emitted.shape, np.float32)
+    found[emitted] = logprobs.gather(1, chosen[:, None])[:, 0].numpy(force=True)
+    return found

@@ -130,7 +130,7 @@ class Masks:
             depths: (rows or 1, width), by how much the place of each new token is further on.
             frames: What the forward sees of the cache, by the windows of its layers. A cache of
                 layers without windows serves windowed attention too.
-            trees: As in `FlatDrafts.sees`; `None` where each new token sees those before it.
+            trees: As in `StepDrafts.sees`; `None` where each new token sees those before it.
 
         Returns:
             What makes the mask once the transfer is sent: (rows, 1, width, columns), True or 0

@@ -19,6 +19,7 @@ from transformers import (
 
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
+from fastdraft.engine import Session
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.device import device_of
@@ -36,7 +37,7 @@ from fastdraft.hf.requirements import (
     require_supported,
     require_verifying,
 )
-from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
+from fastdraft.hf.rows import UNLIMITED, Rows, row_seeds, row_texts
 from fastdraft.hf.static import (
     StaticModel,
     StaticRowCache,
@@ -161,6 +162,8 @@ class Plan:
             streams=asked.streamer is not None,
             synced_gpus=asked.synced_gpus,
         )
+        if rows > 1:
+            _require_one_adapter(model)
         self._model, self._input_ids, self._config = model, input_ids, config
         self._model_kwargs, self._asked = model_kwargs, asked
         self._prepared = model_kwargs[CACHE]
@@ -267,18 +270,17 @@ class Plan:
         streamer = self._asked.streamer
         if streamer is not None:
             streamer.put(self._input_ids.cpu())
-        with cancelling(self._drafter) as rows:
+        with Session(self._drafter) as session:
             target, first_logits = self._prefilled()
-            self._add_requests(rows, target)
             decoding = Decoding(
                 target,
-                text=self._input_ids.numpy(force=True),
-                rows=rows,
+                rows=self._rows(session, target),
                 processors=self._processors,
                 warping=self._warping,
                 criteria=self._criteria,
                 do_sample=self._seeds is not None,
                 drafter=self._drafter,
+                session=session,
                 cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
                 streamer=streamer,
                 padding=self._padding,
@@ -332,11 +334,8 @@ class Plan:
         )
         return target, first_logits
 
-    def _add_requests(self, rows: list[Row], target: CachedModel) -> None:
-        """Adds a request for each prompt to the drafter, and its row to `rows`.
-
-        Whenever this ends, `rows` holds a row for each request that the drafter has.
-        """
+    def _rows(self, session: Session, target: CachedModel) -> Rows:
+        """The rows, each with a request at the drafter."""
         text = self._input_ids.numpy(force=True)
         columns = self._cache.get_seq_length()
         config = self._model.config
@@ -355,7 +354,7 @@ class Plan:
         # Nothing is to be drafted from what stands for an image.
         names = ("image_token_id", "image_token_index")
         placeholders = [each for name in names if (each := getattr(config, name, None)) is not None]
-        seeds = self._seeds or [0] * len(text)
+        requests = []
         for index, line in enumerate(text):
             # More columns than tokens were shown where the prompt was given as embeddings.
             prompt = line[shown[index, columns - len(line) :]]
@@ -363,12 +362,16 @@ class Plan:
             texts = {"templates": self._templates[index], "read_only": self._asked.read_only}
             # Drafters need not know what nobody asks of them.
             given = {name: value for name, value in texts.items() if value is not None}
-            places = UNLIMITED if end is None else end - int(furthest[index])
-            rows.append(Row(index, columns, places, int(shown[index].sum()), seeds[index]))
             prediction = self._predictions[index]
-            add = partial(self._drafter.add_request, prompt, prediction=prediction, **given)
-            # Without Python code in between, where an interrupt would lose the id of a request.
-            list(map(setattr, rows[-1:], ["request"], map(partial.__call__, [add])))
+            requests.append(session.add_request(prompt, prediction=prediction, **given))
+        return Rows(
+            text,
+            columns=columns,
+            places=np.full(len(text), UNLIMITED) if end is None else end - furthest,
+            prompt_tokens=shown.sum(1),
+            seeds=np.array(self._seeds or [0] * len(text), np.int64),
+            requests=np.array(requests, np.int64),
+        )
 
     def _keeps(self, name: str) -> bool:
         return self._wants_dict and bool(getattr(self._config, f"output_{name}"))
@@ -387,8 +390,8 @@ class Plan:
         )
         if hands_cache_over:
             decoding.settle()
-            self._cache.write_back(self._prepared, rows[0].cached)
-        row_stats = [row.stats for row in rows if row.stats is not None]
+            self._cache.write_back(self._prepared, int(rows.cached[0]))
+        row_stats = [stats for stats in rows.stats if stats is not None]
         fields: dict[str, Any] = {
             "sequences": padded_sequences(decoding, self._padding).to(self._input_ids.device),
             CACHE: self._prepared if hands_cache_over else None,
@@ -399,11 +402,11 @@ class Plan:
             "assistants": None if self._models is None else self._models.assistants,
         }
         for name in filter(self._keeps, ("scores", "logits")):
-            counts = [row.emitted for row in rows]
-            fields[name] = by_step([getattr(row, name) for row in rows], counts)
+            fields[name] = by_step(getattr(rows, name), rows.emitted.tolist())
         if self._asked.logprobs:
             for name in ("logprobs", "raw_logprobs"):
-                fields[name] = [torch.tensor(getattr(row, name), device="cpu") for row in rows]
+                kept = getattr(rows, name)
+                fields[name] = [torch.tensor(each, device="cpu") for each in kept]
         return SpeculativeOutput(**fields)
 
 
@@ -421,6 +424,18 @@ def _decode(model: Any, drafter: Any, **options: Any) -> Any:
         logprobs=False,
     )
     return type(model).generate(model, custom_generate=speculation, **options)
+
+
+def _require_one_adapter(model: Any) -> None:
+    """Refuses PEFT's adapters by row: it expects all rows in every forward."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            names = getattr(hook, "keywords", {}).get("adapter_names")
+            if names is not None:
+                raise InvalidValueError(
+                    "adapter_names must be unset for several rows, which leave the batch as they "
+                    f"end; generate with each adapter in turn, got {names!r}"
+                )
 
 
 def _engine(model: Any, config: DraftConfig) -> Engine:

@@ -4,6 +4,7 @@ A processor is called with the text so far and the scores of the next token. A s
 draft has several such positions a row. Where all processors and criteria are transformers' own and
 known to be functions of one row's text and scores, each is called for all positions, with the text
 followed by the draft tokens that lead there; positions with a text of equal length share a call.
+Only positions are asked about that the accepted path may reach next: see `Decoding._follow`.
 
 All others may keep a memory, look at a row's index, or fail at a text that they forbid. If there is
 one, they are called as plain decoding calls them: with the whole batch, once for each length of
@@ -35,6 +36,7 @@ from transformers.generation.stopping_criteria import (
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.device import lines_of, on_device
+from fastdraft.hf.rows import UNLIMITED
 from fastdraft.kernels.filters import warp
 from fastdraft.kernels.operands import Warpers
 
@@ -85,12 +87,12 @@ class Positions:
     def __init__(
         self,
         text: NDArray[np.int64],
-        rows: Sequence[int],
-        starts: Sequence[int],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
         tails: Sequence[Sequence[int]],
-        counts: Sequence[int],
+        counts: Sequence[int] | NDArray[Any],
     ) -> None:
-        ends = np.array(list(map(len, tails))) + starts
+        ends = starts + list(map(len, tails))
         self._texts = np.zeros((len(rows), ends.max()), np.int64)
         for line, row, start, end, tail in zip(self._texts, rows, starts, ends, tails, strict=True):
             line[:start] = text[row, :start]
@@ -98,7 +100,13 @@ class Positions:
         self._lines = np.repeat(np.arange(len(rows)), counts)
         behind = [np.arange(1 - count, 1) for count in counts]
         self._lengths = ends[self._lines] + np.concatenate(behind)
-        self.rows = np.array(rows)[self._lines]
+        self.rows = rows[self._lines]
+
+    def ends(self, count: int) -> NDArray[np.int64]:
+        """The last tokens before each place, (places, count), -1 for those before the text."""
+        columns = self._lengths[:, None] + np.arange(-count, 0)
+        texts = self._texts[self._lines[:, None], columns.clip(0)]
+        return np.where(columns < 0, -1, texts)
 
     def by_length(self, device: torch.device) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
         """The places whose text is equally long, and their texts; shortest first."""
@@ -241,6 +249,7 @@ class PositionCriteria:
                 self._others.append(each)
         self.along_path = any(type(each) is not StopStringCriteria for each in self._others)
         self.read_text = bool(self._others)
+        self._eos = np.array(sorted(self.eos_ids), np.int64)
 
     def out_of_time(self) -> bool:
         if not self._timers:
@@ -248,35 +257,41 @@ class PositionCriteria:
         nothing = torch.empty((1, 0), dtype=torch.int64, device="cpu")
         return any(bool(timer(nothing, None)) for timer in self._timers)
 
-    def stop_at(self, emitted: Sequence[int], length: int) -> int | None:
-        """How many emitted tokens stand when one of them, or the length, ends the row; else `None`.
+    def stop_at(
+        self, tokens: NDArray[np.int32], counts: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """How many emitted tokens of each row stand when one of them, or the length, ends it.
+
+        int64 (rows,), more than the row has where nothing ends it.
 
         Args:
-            emitted: The tokens that one row grew by.
-            length: The row's length before them, padding included.
+            tokens: (rows, width), the tokens that each row grew by.
+            counts: (rows,), how many of them these are, at least one.
+            lengths: (rows,), the rows' lengths before them, padding included.
         """
-        stop = None
-        if self.max_length is not None and len(emitted) >= self.max_length - length:
-            stop = max(self.max_length - length, 1)
-        if not self.eos_ids.isdisjoint(emitted):
-            first = next(at for at, token in enumerate(emitted, 1) if token in self.eos_ids)
-            stop = first if stop is None else min(first, stop)
-        return stop
+        stops = np.full(len(counts), UNLIMITED)
+        if self.max_length is not None:
+            stops = (self.max_length - lengths).clip(1)
+        if self.eos_ids:
+            places = np.arange(tokens.shape[1])
+            ending = (tokens[:, :, None] == self._eos).any(2) & (places < counts[:, None])
+            first = np.where(ending.any(1), ending.argmax(1) + 1, UNLIMITED)
+            stops = np.minimum(stops, first)
+        return stops
 
-    def stops(self, positions: Positions, device: torch.device) -> list[bool]:
+    def stops(self, positions: Positions, device: torch.device) -> NDArray[np.bool_]:
         """Whether each place, its text ending with the token just emitted, ends its row."""
         stops = np.zeros(len(positions.rows), bool)
         for members, text in positions.by_length(device):
             stops[members] = self.stop_rows(text)
-        ended: list[bool] = stops.tolist()
-        return ended
+        return stops
 
-    def stop_rows(self, text: torch.Tensor) -> list[bool]:
+    def stop_rows(self, text: torch.Tensor) -> NDArray[np.bool_]:
         """Whether the criteria that read the text end each row of `text` (rows, length)."""
-        stops = [False] * len(text)
+        stops = np.zeros(len(text), bool)
         for criterion in self._others:
             # Some answer for all rows at once, with a bool or a tensor without dimensions.
             answer: Any = criterion(text, _NoScores())
             ended = torch.as_tensor(answer, device=text.device).expand(len(text))
-            stops = [was or now for was, now in zip(stops, ended.tolist(), strict=True)]
+            stops |= ended.numpy(force=True).astype(bool)
         return stops

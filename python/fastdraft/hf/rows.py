@@ -1,11 +1,10 @@
-"""The rows of a generation: their seeds, predictions, requests and progress."""
+"""The rows of a generation: their texts, seeds, predictions, requests and progress."""
 
 from __future__ import annotations
 
-import contextlib
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,28 +12,28 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft import DraftStats
-from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.vocabulary import expected_ids
 
-__all__ = ["UNLIMITED", "Row", "cancelling", "row_seeds", "row_texts"]
+__all__ = ["UNLIMITED", "Rows", "row_seeds", "row_texts"]
 
 UNLIMITED = int(np.iinfo(np.int32).max)
 
 
 @dataclass
-class Row:
-    """One row of the batch.
+class Rows:
+    """The rows of a generation, in arrays (rows,) of all that are decoded together.
 
     Attributes:
-        index: Its place in the batch that the caller passed.
-        columns: Columns of its prompt in the cache, padding included.
-        places: How many tokens the model can place behind the prompt.
-        prompt_tokens: Tokens of its prompt, padding not counted.
-        seed: The seed of its samples.
-        request: Its id at the drafter; -1 before it has one.
+        text: (rows, columns) int64, the padded prompts and behind them what each row emits; grows.
+        columns: Columns of the prompts in the cache, padding included.
+        prompt_columns: Those in the text: of prompts given as embeddings there are fewer.
+        places: How many tokens the model can place behind each prompt.
+        prompt_tokens: Tokens of each prompt, padding not counted.
+        seeds: The seed of each row's samples.
+        requests: Its id at the drafter.
         emitted: How many tokens it has grown by.
-        last_token: The last of them.
+        last: The last of them.
         stats: What its drafts were worth, once it has ended.
         scores: The processed scores that its tokens were chosen from, (tokens, vocabulary) each,
             those of the last step maybe of more tokens than it keeps; when they are kept.
@@ -43,46 +42,75 @@ class Row:
         raw_logprobs: The same before any processor.
     """
 
-    index: int
+    text: NDArray[np.int64]
     columns: int
-    places: int
-    prompt_tokens: int
-    seed: int
-    request: int = -1
-    emitted: int = 0
-    last_token: int = -1
-    stats: DraftStats | None = None
-    scores: list[torch.Tensor] = field(default_factory=list)
-    logits: list[torch.Tensor] = field(default_factory=list)
-    logprobs: array[float] = field(default_factory=lambda: array("f"))
-    raw_logprobs: array[float] = field(default_factory=lambda: array("f"))
+    places: NDArray[np.int64]
+    prompt_tokens: NDArray[np.int64]
+    seeds: NDArray[np.int64]
+    requests: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        count, self.prompt_columns = self.text.shape
+        self.emitted = np.zeros(count, np.int64)
+        self.last = np.full(count, -1, np.int64)
+        self.stats: list[DraftStats | None] = [None] * count
+        self.scores: list[list[torch.Tensor]] = [[] for _ in range(count)]
+        self.logits: list[list[torch.Tensor]] = [[] for _ in range(count)]
+        self.logprobs = [array("f") for _ in range(count)]
+        self.raw_logprobs = [array("f") for _ in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.text)
 
     @property
-    def cached(self) -> int:
-        """Its columns in the cache: all of its text but the token emitted last."""
-        return self.columns + self.emitted - 1
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each row, padding included."""
+        lengths: NDArray[np.int64] = self.emitted + self.prompt_columns
+        return lengths
 
     @property
-    def room(self) -> int:
-        """How many tokens the model can place behind the last one."""
-        return max(self.places - self.emitted, 0)
+    def cached(self) -> NDArray[np.int64]:
+        """The columns of each in the cache: all of its text but the token emitted last."""
+        return self.emitted + (self.columns - 1)
 
+    @property
+    def room(self) -> NDArray[np.int64]:
+        """How many tokens the model can place behind each row's last one."""
+        room: NDArray[np.int64] = (self.places - self.emitted).clip(0)
+        return room
 
-@contextlib.contextmanager
-def cancelling(drafter: Drafter) -> Iterator[list[Row]]:
-    """Gives a list for the rows of a generation, and leaves no request of theirs at the drafter.
+    def ends(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """The last tokens of some rows, (rows, count), -1 for those before the first column."""
+        columns = self.lengths[rows, None] + np.arange(-count, 0)
+        return np.where(columns < 0, -1, self.text[rows[:, None], columns.clip(0)])
 
-    Whatever is raised, an interrupt too, the requests of rows that have not ended are cancelled.
-    The caller hears of that error, not of one that the drafter raises then.
-    """
-    rows: list[Row] = []
-    try:
-        yield rows
-    finally:
-        for row in rows:
-            if row.stats is None and row.request >= 0:
-                with contextlib.suppress(Exception):
-                    drafter.cancel(row.request)
+    def write(
+        self,
+        rows: NDArray[np.int64],
+        tokens: NDArray[np.int32],
+        counts: NDArray[np.int64],
+        *,
+        behind: int = 0,
+    ) -> None:
+        """Writes the first `counts` (rows,) of tokens (rows, width) `behind` the ends of some rows,
+        which do not grow by it."""
+        starts = self.lengths[rows] + behind
+        needed = int((starts + counts).max())
+        if needed > self.text.shape[1]:
+            grown = np.zeros((len(self), 2 * needed), np.int64)
+            grown[:, : self.text.shape[1]] = self.text
+            self.text = grown
+        steps = np.arange(tokens.shape[1])
+        kept = steps < counts[:, None]
+        self.text[np.repeat(rows, counts), (starts[:, None] + steps)[kept]] = tokens[kept]
+
+    def grow(
+        self, rows: NDArray[np.int64], tokens: NDArray[np.int32], counts: NDArray[np.int64]
+    ) -> None:
+        """Appends the first `counts` (rows,) of tokens (rows, width), each at least 1."""
+        self.write(rows, tokens, counts)
+        self.last[rows] = tokens[np.arange(len(rows)), counts - 1]
+        self.emitted[rows] += counts
 
 
 def row_seeds(

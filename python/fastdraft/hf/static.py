@@ -279,7 +279,8 @@ class StaticModel(CachedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._lengths = np.zeros(self.batch, dtype=np.int64)
+        # Of a row that ends at once, no forward says more.
+        self._lengths = np.full(self.batch, self.cache.get_seq_length())
 
     def rows_in_forward(self, running: int) -> int:
         return self.batch

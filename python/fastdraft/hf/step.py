@@ -20,7 +20,7 @@ from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
 
-__all__ = ["CachedModel", "prepares_plainly"]
+__all__ = ["CachedModel", "padded", "prepares_plainly"]
 
 
 @dataclass
@@ -138,11 +138,11 @@ class CachedModel:
 
     def forward(
         self,
-        tokens: Sequence[Sequence[int]],
+        input_ids: NDArray[np.int64],
+        counts: NDArray[Any],
         *,
         rows: Sequence[int],
         cached: Sequence[int],
-        width: int | None = None,
         wanted: Sequence[int] | None = None,
         trees: NDArray[np.bool_] | None = None,
         floors: Sequence[int] | None = None,
@@ -150,22 +150,27 @@ class CachedModel:
         """The logits (positions, vocabulary) after the tokens, each row's together.
 
         Args:
-            tokens: The new tokens of each row, at least one, in the order of the cache.
+            input_ids: (rows, width), the new tokens of each row in the order of the cache. What
+                pads a row has to be its last token.
+            counts: (rows,), how many of them are no padding, at least one.
             rows: The index of each row in the batch at the start.
             cached: Tokens of each row in the cache.
-            width: Tokens a row in the forward, shorter rows padded; `None` for the longest row's.
             wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
-            trees: As in `FlatDrafts.sees`; `None` where each token follows the one before it.
+            trees: As in `StepDrafts.sees`; `None` where each token follows the one before it.
             floors: As in `RowCache.plan`.
         """
-        input_ids, depths, used = _padded(tokens, width or max(map(len, tokens)))
+        steps = np.arange(input_ids.shape[1])[None]
+        depths, used = steps, None
+        if counts.min() < steps.shape[1]:
+            # Padding stands where a row's last token does: one place further on may not exist.
+            used = steps < counts[:, None]
+            depths = np.minimum(steps, counts[:, None] - 1)
         if trees is not None:
             depths = trees.sum(-1) - 1
         columns = None
         if wanted is not None:
-            places = np.arange(input_ids.shape[1])
-            ends = np.array(list(map(len, tokens)))[:, None]
-            used = (places < ends) & (places >= ends - np.array(wanted)[:, None])
+            ends = counts[:, None]
+            used = (steps < ends) & (steps >= ends - np.array(wanted)[:, None])
             columns = np.flatnonzero(used.any(0))
             used = used[:, columns]
         logits = self._run(
@@ -176,12 +181,12 @@ class CachedModel:
             trees=trees,
             floors=floors,
             columns=columns,
-            counts=list(map(len, tokens)),
+            counts=counts.tolist(),
         )
         flat = logits.flatten(0, 1)
         if used is not None or len(rows) < logits.shape[0]:
-            count = logits.shape[1]
-            lines = np.array(self._places(rows))[:, None] * count + np.arange(count)
+            width = logits.shape[1]
+            lines = np.array(self._places(rows))[:, None] * width + np.arange(width)
             flat = lines_of(flat, lines.ravel() if used is None else lines[used])
         return flat.to(self.home)
 
@@ -258,21 +263,9 @@ def prepares_plainly(model: Any) -> bool:
     return own is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
 
 
-def _padded(
-    tokens: Sequence[Sequence[int]], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
-    """The tokens of each row, padded to `width`.
-
-    Returns:
-        The token ids; by how much each one's position is further on than the row's first, for
-        chains; and which are no padding, None where all are. All of shape (rows, width), or
-        (1, width) where the rows are alike.
-    """
-    steps = np.arange(width)[None]
-    sizes = list(map(len, tokens))
-    if min(sizes) == width:
-        return np.array(tokens, np.int64), steps, None
-    # Padding repeats a row's last token, at its position: one further on may not exist.
-    ids = [[*row, *[row[-1]] * (width - size)] for row, size in zip(tokens, sizes, strict=True)]
-    ends = np.array(sizes)[:, None]
-    return np.array(ids, np.int64), np.minimum(steps, ends - 1), steps < ends
+def padded(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tokens of each row as `CachedModel.forward` takes them: (rows, width), and how many."""
+    counts = np.array(list(map(len, tokens)))
+    width = counts.max()
+    ids = [[*row, *[row[-1]] * (width - len(row))] for row in tokens]
+    return np.array(ids, np.int64), counts

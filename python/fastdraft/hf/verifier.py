@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.hf.device import on_device
-from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.positions import Warping
 from fastdraft.kernels.workspace import Size
 from fastdraft.verification import (
@@ -34,34 +34,48 @@ class Choice(NamedTuple):
     """What the target made of the drafts of a step, on the host.
 
     Attributes:
-        tokens: What each row emits: accepted tokens, then the target's own unless all tokens of its
-            scores are -inf.
-        paths: The accepted tokens of each row, as indices within its draft; `None` where all drafts
-            are chains, of which it is the first ones.
+        tokens: int32 (rows, width), what each row emits, then -1: accepted tokens, then the
+            target's own unless all tokens of its scores are -inf.
+        paths: int32 (rows, n), the accepted tokens of each row, as indices within its draft, then
+            -1; `None` where all drafts are chains, of which it is the first ones.
         likeliest: int32 (lines, n), the likeliest tokens of each line of scores, -1 for what cannot
             come; `None` unless asked for.
-        chances: float32 (lines, n), their probabilities.
-        logprobs: The log-probability of each row's tokens in the distribution that they were chosen
-            from; `None` unless asked for.
+        probabilities: float32 (lines, n), theirs.
+        logprobs: float32 (rows, width), the log-probability of each token in the distribution that
+            it was chosen from; `None` unless asked for.
         raw_logprobs: The same under the softmax of the scores.
-        ended: Whether each row ends with its last token, where criteria were called along the path.
+        ended: bool (rows,), whether each row ends with its last token, where criteria were called
+            along the path.
     """
 
-    tokens: list[list[int]]
-    paths: list[list[int]] | None = None
-    logprobs: list[list[float]] | None = None
-    raw_logprobs: list[list[float]] | None = None
+    tokens: NDArray[np.int32]
+    paths: NDArray[np.int32] | None = None
+    logprobs: NDArray[np.float32] | None = None
+    raw_logprobs: NDArray[np.float32] | None = None
     likeliest: NDArray[np.int32] | None = None
-    chances: NDArray[np.float32] | None = None
-    ended: list[bool] | None = None
+    probabilities: NDArray[np.float32] | None = None
+    ended: NDArray[np.bool_] | None = None
 
-    def lines(self, firsts: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """The lines of scores that each row's tokens were chosen from, `firsts` being the first."""
-        if self.paths is None:
-            steps: Any = map(range, map(len, self.tokens))
-        else:
-            steps = ([0, *(node + 1 for node in path)] for path in self.paths)
-        return [first + np.array(step) for first, step in zip(firsts, steps, strict=True)]
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many tokens each row emits: (rows,)."""
+        counts: NDArray[np.int64] = (self.tokens >= 0).sum(1)
+        return counts
+
+    def tolist(self) -> list[list[int]]:
+        """The tokens of each row."""
+        tokens, counts = self.tokens.tolist(), self.counts.tolist()
+        return [row[:count] for row, count in zip(tokens, counts, strict=True)]
+
+    def lines(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The line of scores that each token was chosen from, `firsts` (rows,) being a row's first:
+        (rows, width); behind a row's tokens any."""
+        steps = np.arange(self.tokens.shape[1])
+        if self.paths is None or self.paths.shape[1] == 0:
+            return firsts[:, None] + steps
+        nodes = np.concatenate([np.full((len(firsts), 1), -1), self.paths], 1)
+        lines: NDArray[np.int64] = firsts[:, None] + 1 + nodes[:, : len(steps)]
+        return lines
 
 
 class Verifier:
@@ -81,7 +95,7 @@ class Verifier:
     def __call__(
         self,
         scores: torch.Tensor,
-        drafts: FlatDrafts,
+        drafts: StepDrafts,
         *,
         seeds: NDArray[np.int64] | None,
         positions: NDArray[np.int64] | None,
@@ -123,10 +137,10 @@ class Verifier:
         verify = verify_greedy if seeds is None else verify_sampled
         return _read(verify(scores, ids, offsets, **options))
 
-    def _memory(self, scores: torch.Tensor, drafts: FlatDrafts, *, is_drawn: bool) -> Workspace:
+    def _memory(self, scores: torch.Tensor, drafts: StepDrafts, *, is_drawn: bool) -> Workspace:
         """The workspace of one kind of verification, larger than any so far where it has to be."""
         rows, vocabulary = scores.shape
-        needed = Size(rows, vocabulary, len(drafts.by_row), drafts.longest)
+        needed = Size(rows, vocabulary, len(drafts.counts), drafts.longest)
         workspace = self._workspaces.get(is_drawn)
         if workspace is None or not workspace.has_room(needed):
             most = needed if workspace is None else Size(*map(max, needed, workspace.size))
@@ -144,7 +158,7 @@ class Verifier:
         return workspace
 
 
-def _draft_logits(drafts: FlatDrafts, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def _draft_logits(drafts: StepDrafts, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """The logits that each draft token was drawn from: of one that was not, itself alone."""
     parts = []
     tokens = torch.arange(scores.shape[1], device=scores.device)
@@ -164,9 +178,9 @@ def _read(verified: Verified) -> Choice:
     if verified.logprobs is not None and verified.raw_logprobs is not None:
         parts |= {"logprobs": verified.logprobs, "raw_logprobs": verified.raw_logprobs}
     if verified.likeliest is not None:
-        parts["likeliest"], parts["chances"] = verified.likeliest
+        parts["likeliest"], parts["probabilities"] = verified.likeliest
     if len(parts) == 1:
-        return Choice(_without_padding(verified.token_ids.numpy(force=True)))
+        return Choice(verified.token_ids.numpy(force=True))
     bits = [each.view(torch.int32) if each.is_floating_point() else each for each in parts.values()]
     flat = torch.cat([each.reshape(-1) for each in bits])
     ends = np.cumsum([part.numel() for part in parts.values()])[:-1]
@@ -176,17 +190,4 @@ def _read(verified: Verified) -> Choice:
     ):
         kind = np.float32 if part.is_floating_point() else np.int32
         found[name] = array.view(kind).reshape(part.shape)
-    for name in ("tokens", "paths"):
-        if name in found:
-            found[name] = _without_padding(found[name])
-    for name in ("logprobs", "raw_logprobs"):
-        if name in found:
-            rows = zip(found[name].tolist(), found["tokens"], strict=True)
-            found[name] = [row[: len(tokens)] for row, tokens in rows]
     return Choice(**found)
-
-
-def _without_padding(lines: NDArray[np.int32]) -> list[list[int]]:
-    """The numbers of each line up to the first -1."""
-    rows: list[list[int]] = lines.tolist()
-    return [row[: row.index(-1)] if -1 in row else row for row in rows]

@@ -17,7 +17,7 @@ from fastdraft import DraftBatch, DraftStats, Offers
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.draft_models.stage import Scoring, Stage
-from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.drafts import RowDraft, StepDrafts
 from fastdraft.hf.vocabulary import draft_vocabularies
 from fastdraft.stats import AssistantStats
 
@@ -118,7 +118,7 @@ class ModelDrafter:
         limits: NDArray[np.int32] | None = None,
         cost: NDArray[np.float64] | None = None,
         padded: bool = False,
-    ) -> FlatDrafts:
+    ) -> StepDrafts:
         """As `Drafter.propose_batch`. Needs limits and a cost, whose whole widths it reads."""
         assert cost is not None and limits is not None
         step = cost[len(requests) - 1 :: len(requests)]
@@ -126,7 +126,7 @@ class ModelDrafter:
         engine, stage = self._lookup, self._stage
         if engine is None:
             self._draft(most, step, len(requests))
-            return FlatDrafts.of_rows([self._drafts.get(each, RowDraft()) for each in requests])
+            return StepDrafts.of_rows([self._drafts.get(each, RowDraft()) for each in requests])
         options: dict[str, Any] = {"limits": limits, "cost": cost, "padded": padded}
         asked: dict[int, int] = {}
         reading = 0.0
@@ -149,7 +149,7 @@ class ModelDrafter:
             for row, request in enumerate(requests)
             if self._samples and request in self._drafts
         }
-        return replace(FlatDrafts.of_batch(batch), draft_logits=logits)
+        return replace(StepDrafts.of(batch), draft_logits=logits)
 
     @property
     def _longest(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Engine
-from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.drafts import RowDraft, StepDrafts
 
 __all__ = ["EngineStage"]
 
@@ -42,9 +42,9 @@ class EngineStage:
         if asked:
             ids = [self._ids[request] for request in asked]
             batch = self._engine.propose_batch(ids, cost=np.repeat(step, running), padded=True)
-            drafts = FlatDrafts.of_batch(batch)
+            drafts = StepDrafts.of(batch)
             chains = drafts if drafts.are_chains else drafts.best_chains()
-            self._chains |= zip(asked, chains.by_row, strict=True)
+            self._chains |= zip(asked, chains.tolist(), strict=True)
         found = {}
         for request, tokens in pending.items():
             chain, start = self._chains[request], len(tokens)

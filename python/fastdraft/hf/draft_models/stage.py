@@ -28,12 +28,12 @@ from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.draft_models.engine import EngineStage
-from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.drafts import RowDraft, StepDrafts
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.hf.step import CachedModel
+from fastdraft.hf.step import CachedModel, padded
 from fastdraft.hf.verifier import Verifier
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
@@ -123,7 +123,9 @@ class Stage:
 
         config = model.config.get_text_config(decoder=True)
         self._places: int | None = getattr(config, "max_position_embeddings", None)
-        parameters = inspect.signature(model.forward).parameters
+        # PEFT's models pass on what theirs takes, and do not say so.
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        parameters = inspect.signature(inner.forward).parameters
         takes_positions = "position_ids" in parameters
         if not takes_positions and rows > 1:
             raise InvalidValueError(
@@ -322,7 +324,7 @@ class Stage:
         lower = self._lower_drafts(active, tails, drafts, wanted)
         started = step_latency.clock()
         logits, width, caught_up = self._forward(tails, lower)
-        below = FlatDrafts.of_rows([lower[request] for request in active])
+        below = StepDrafts.of_rows([lower[request] for request in active])
         scores, emitted = self._verify(pending, tails, below, logits)
         confidences = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
         estimator = self._schedule.estimator
@@ -400,7 +402,7 @@ class Stage:
             cached.confirmed = len(cached.text)
         with attending(self._model.model):
             logits = self._model.forward(
-                feeds,
+                *padded(feeds),
                 rows=[self._requests[each].row for each in self._slots],
                 cached=lengths,
                 wanted=wanted,
@@ -431,12 +433,12 @@ class Stage:
         self,
         pending: dict[int, list[int]],
         tails: dict[int, list[int]],
-        below: FlatDrafts,
+        below: StepDrafts,
         logits: torch.Tensor,
     ) -> tuple[torch.Tensor, list[list[int]]]:
         """The scores (positions, vocabulary), float32, and the tokens that each request emits."""
         asked = [self._requests[request] for request in tails]
-        texts = [tail + draft for tail, draft in zip(tails.values(), below.by_row, strict=True)]
+        texts = [tail + draft for tail, draft in zip(tails.values(), below.tolist(), strict=True)]
         rows = [each.row for each in asked]
         scores = self.scoring(logits, rows, texts, (below.counts + 1).tolist()).to(torch.float32)
         seeds = None
@@ -451,7 +453,7 @@ class Stage:
         lengths = zip(asked, tails.values(), strict=True)
         positions = np.array([len(each.text) + len(tail) for each, tail in lengths])
         choice = self._verifier(scores, below, seeds=seeds, positions=positions)
-        return scores, choice.tokens
+        return scores, choice.tolist()
 
     def _drop_ended(self) -> None:
         if self._ended.isdisjoint(self._slots):
