@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import pickle
 import threading
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -171,6 +174,46 @@ def test_processors_shape_the_drafts_too(model: Any, options: dict[str, Any]) ->
     same = constant(copy.deepcopy(model))
     found = assert_decodes(model, repetitive_batch(3), same, exact=True, **GREEDY, **options)
     assert found.output.stats.accepted == found.output.stats.drafted > 0
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_draft_model_with_adapters_drafts_for_a_batch(model: Any, sample: bool) -> None:
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])
+    small = peft.get_peft_model(copy.deepcopy(model), config).eval()
+    options = {**GREEDY, "do_sample": sample, "top_k": 0}
+    inputs, seed = repetitive_batch(3), 3 if sample else None
+    output = hf.generate(model, **inputs, **options, drafter=constant(small), seed=seed)
+    assert output.stats.accepted == output.stats.drafted > 0
+    if not sample:
+        assert torch.equal(output.sequences, model.generate(**inputs, **options))
+
+
+@pytest.mark.parametrize("lookup", [None, DraftConfig(lookahead=7)])
+@pytest.mark.parametrize("schedule", ["adaptive", "heuristic", "constant"])
+def test_assistants_are_shared_by_copies_and_pickled(
+    model: Any, small: Any, schedule: Any, lookup: DraftConfig | None
+) -> None:
+    """What it has learned goes along; the engine of another process is a new one."""
+    assistant = AssistantModel(small, schedule=schedule, num_tokens=6, lookup=lookup)
+    staged = Staged([DraftConfig(), assistant])
+    for original in (assistant, staged):
+        assert copy.copy(original) is copy.deepcopy([original])[0] is original
+    options, inputs = {**GREEDY, "max_new_tokens": 12}, repetitive_batch(2)
+    hf.generate(model, **inputs, **options, drafter=assistant)
+    sent = pickle.loads(pickle.dumps(assistant))
+    assert sent.schedule.num_tokens == 6
+    assert sent.schedule.seconds(2) == assistant.schedule.seconds(2)
+    assert sent.schedule.estimator.__dict__.keys() == assistant.schedule.estimator.__dict__.keys()
+    if lookup is None:
+        assert sent.lookup is None
+    else:
+        assert sent.lookup.config == lookup
+        learned = dataclasses.replace(assistant.lookup.calibration(), reliability=())
+        assert sent.lookup.calibration() == learned
+    expected = hf.generate(model, **inputs, **options, drafter=assistant).sequences
+    for drafter in (sent, pickle.loads(pickle.dumps(staged))):
+        output = hf.generate(model, **inputs, **options, drafter=drafter)
+        assert torch.equal(output.sequences, expected)
 
 
 @pytest.mark.parametrize(

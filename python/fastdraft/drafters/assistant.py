@@ -6,9 +6,9 @@ Their caches and drafts live for one generation, in `fastdraft.hf.draft_models`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from fastdraft import DraftConfig, Engine
+from fastdraft import Calibration, DraftConfig, Engine
 from fastdraft.drafters.schedule import SCHEDULES, Schedule
 from fastdraft.errors import InvalidValueError
 
@@ -17,7 +17,40 @@ __all__ = ["AssistantModel", "Staged", "require_model"]
 _LONGEST = 64
 
 
-class AssistantModel:
+class _Learned(NamedTuple):
+    """Stands for an engine in a pickle: what a new one needs to go on like it, without its
+    datastores."""
+
+    config: DraftConfig
+    calibration: Calibration | None
+
+
+class _Shared:
+    """What is shared by copies, as an engine is. In a pickle a new engine takes its engine's place,
+    and begins with what that has learned."""
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        for name, each in state.items():
+            if isinstance(each, Engine):
+                learned = each.calibration() if each.config.takes_offers else None
+                state[name] = _Learned(each.config, learned)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, each in state.items():
+            if isinstance(each, _Learned):
+                each = Engine(each.config, calibration=each.calibration)
+            setattr(self, name, each)
+
+
+class AssistantModel(_Shared):
     """A small model that drafts for a larger one with the same tokenizer.
 
     Greedy generations are drafted greedily, and the output is the target's own tokens. When
@@ -27,7 +60,8 @@ class AssistantModel:
     drafts (Leviathan et al., 2023; Chen et al., 2023; by blocks as in Sun et al., 2025).
 
     It keeps what it measures: how often its tokens are accepted and how long they take. It may
-    serve any number of generations, one after another or in several threads.
+    serve any number of generations, one after another or in several threads, and is its own copy.
+    Pickled, it comes with what it has measured and with a new engine.
 
     Args:
         model: A decoder-only model of transformers with a key-value cache, on the target's device
@@ -103,7 +137,7 @@ class AssistantModel:
                 )
 
 
-class Staged:
+class Staged(_Shared):
     """Draft models that draft for each other: the last one for the target, each for the next.
 
     Every model verifies the drafts of the one before it, greedily or by speculative sampling. So it

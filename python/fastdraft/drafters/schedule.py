@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,6 +204,12 @@ class Adaptive(Schedule):
         super().__init__(num_tokens)
         self._rate = 0.0  # tokens a second that this step's drafts promise
         self._trials = BackOff(*_TRIALS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_trials": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _trials=BackOff(*_TRIALS))
 
     def numbers(
         self, requests: Sequence[Hashable], time: DraftTime, *, found_to_pay: bool = False
