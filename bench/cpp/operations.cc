@@ -42,8 +42,9 @@ class Writer {
       if (text.size() > 100 && below(5) < 2) {
         const auto from = static_cast<std::size_t>(below(text.size() - 50));
         const auto length = static_cast<std::size_t>(4 + below(37));
-        for (std::size_t i = 0; i < length; ++i)
-          text.push_back(below(50) ? text[from + i] : rare());
+        for (std::size_t i = 0; i < length; ++i) {
+          text.push_back(below(50) != 0 ? text[from + i] : rare());
+        }
       } else {
         text.push_back(below(2) == 0 || text.empty() ? rare() : (text.back() * 31 + 7) % 997);
       }
@@ -66,8 +67,8 @@ class Writer {
 };
 
 // Where `draft` goes. Also keeps calls from being left out.
-std::vector<std::byte> memory(static_cast<std::size_t>(DraftColumns::bytes(4096)));
-const DraftColumns draft = DraftColumns::in(memory.data(), 4096);
+alignas(Token) std::byte memory[std::size_t{4096} * 16];
+const DraftColumns draft = DraftColumns::in(memory, 4096);
 
 EngineConfig chains() {
   EngineConfig config;

@@ -18,7 +18,11 @@ void* take(std::size_t size, std::size_t alignment) {
 }
 
 void* allocate(std::size_t size, std::size_t alignment) {
-  if (left >= 0 && left-- == 0) throw std::bad_alloc();
+  if (left == 0) {
+    left = -1;
+    throw std::bad_alloc();
+  }
+  if (left > 0) --left;
   void* memory = take(size, alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;

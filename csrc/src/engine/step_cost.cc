@@ -39,7 +39,7 @@ double StepCost::price_of_time(std::int64_t rows, double rate, std::int64_t most
   // On the recorded requests any premium from 0.2 to 0.4 is worth the same within 0.1 %.
   constexpr double kPremium = 0.3;
   if (rows == 0) return rate;
-  const double tokens = static_cast<double>(rows * most);
+  const auto tokens = static_cast<double>(rows * most);
   const double slope_of_all =
       is_constant() ? slope(rows) : (relative(rows, rows * most) - 1.0) / tokens;
   return rate * (1.0 + kPremium * (1.0 - std::clamp(rate * slope_of_all, 0.0, 1.0)));

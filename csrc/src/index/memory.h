@@ -62,6 +62,7 @@ struct CountedAllocator {
 
   explicit CountedAllocator(MemoryBudget& of) noexcept : budget(&of) {}
   template <typename U>
+  // NOLINTNEXTLINE(google-explicit-constructor): containers convert their allocators.
   CountedAllocator(const CountedAllocator<U>& other) noexcept : budget(other.budget) {}
 
   T* allocate(std::size_t count);
