@@ -115,6 +115,9 @@ def _config(family: str, chance: random.Random) -> Any:
         ("is_decoder",): True,
         ("use_cache",): True,
         ("use_sliding_window",): chance.random() < 0.5,
+        # Below it, one token decays states otherwise than several.
+        ("time_step_min",): 1e-9,
+        ("chunk_size", "mamba_chunk_size"): 8,
         ("pad_token_id",): PAD,
         ("bos_token_id",): BOS,
         ("eos_token_id",): EOS,
