@@ -193,9 +193,9 @@ def modelled(folder: Path, requests: int) -> Row:
         speeds: dict[str, list[float]] = {"attention alone": [], "recurrent": []}
         for records in families.values():
             texts = [
-                (list(map(int, each.prompt[-6_000:])), list(map(int, each.output[:800])))
+                (each.prompt_ids[-6_000:].tolist(), each.output_ids[:800].tolist())
                 for each in records
-                if len(each.output) > 2
+                if len(each.output_ids) > 2
             ][:requests]
             for name, speed in speeds.items():
                 speed.append(way(texts, cost, recurs=name == "recurrent"))
