@@ -327,6 +327,23 @@ def test_the_demo() -> None:
         ]
 
 
+def test_recurrent_layers() -> None:
+    found, ways = results("recurrent"), ("plain", "drafts", "priced")
+    for name, batches in found["models"].items():
+        for batch in batches:
+            seconds = [f"{batch[way]['seconds']:.2f}" for way in ways]
+            times = ["", *(f" ({batch[way]['speedup']['ratio']:.2f}x)" for way in ways[1:])]
+            assert row_of(SERVING, f"{name}, {batch['rows']} row") == [
+                *map("".join, zip(seconds, times, strict=True)),
+                " / ".join(str(batch[way]["forwards"]) for way in ways),
+                " / ".join(str(batch[way]["fed"]) for way in ways),
+            ]
+            assert all(batch[way]["equal"] for way in ways)
+    text = SERVING.read_text()
+    for each in found["modelled"].values():
+        assert f"{each['kept']:.2f}" in text and f"{each['worst']:.2f}" in text
+
+
 def test_vllm_live() -> None:
     for row in results("serving_live")["rows"]:
         cells = [f"{row['plain']['tokens_per_processor_second'][0]:.0f}"]
