@@ -176,6 +176,7 @@ def test_processors_shape_the_drafts_too(model: Any, options: dict[str, Any]) ->
     assert found.output.stats.accepted == found.output.stats.drafted > 0
 
 
+@pytest.mark.filterwarnings("ignore:the assistant has")  # more parameters, by its adapters
 @pytest.mark.parametrize("sample", [False, True])
 def test_a_draft_model_with_adapters_drafts_for_a_batch(model: Any, sample: bool) -> None:
     config = peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj"])

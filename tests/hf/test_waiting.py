@@ -1,4 +1,5 @@
-"""How often a step of the decoding loop waits for the device: once, to read the tokens."""
+"""How often a step of the decoding loop waits for the device: once, to read the tokens, and with
+processors once for each block of positions."""
 
 from __future__ import annotations
 
@@ -69,5 +70,7 @@ def test_a_step_waits_once(
     steps = each_step(counted_waits)
     output = hf.generate(llama, **inputs, **{**common, **options, **more})
     assert output.stats.accepted > 0
-    assert [waits for waits in steps if len(waits) > 1] == []
+    # Processors are called in blocks of 1, 2, 4, ... positions, and each block is read.
+    most = 6 if "repetition_penalty" in options else 1
+    assert [waits for waits in steps if len(waits) > most] == []
     assert all(steps)
