@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from fastdraft import step_latency
-from slow_tests import is_slow
+from slow_tests import TESTS, is_quick_room, is_slow
 from step_clock import StepClock
 
 LAYERS = 2
@@ -25,9 +25,11 @@ settings.load_profile("untimed")
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`make test` does not even import slow files: what they import may be missing."""
-    if config.option.markexpr == "not slow" and collection_path.name.startswith("test_"):
-        return is_slow(collection_path) or None
-    return None
+    if config.option.markexpr != "not slow" or collection_path == TESTS:
+        return None
+    if collection_path.is_dir():
+        return not is_quick_room(collection_path) or None
+    return (collection_path.name.startswith("test_") and is_slow(collection_path)) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -183,7 +183,7 @@ def packages_of_modules() -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("group", ["test", "test-all"])
+@pytest.mark.parametrize("group", ["test", pytest.param("test-all", marks=pytest.mark.slow)])
 def test_a_group_brings_what_its_tests_import(group: str) -> None:
     """Nothing is skipped because a package is missing."""
     here = closure(grouped(group))

@@ -11,5 +11,9 @@ QUICK = ("core", "docs", "hf", "kernels", "package", "serving", "verification")
 
 def is_slow(path: Path) -> bool:
     """Whether all tests of a file are slow."""
-    room = path.relative_to(TESTS).parts[0]
-    return room not in QUICK or "\npytestmark = pytest.mark.slow\n" in path.read_text("utf-8")
+    return not is_quick_room(path) or "\npytestmark = pytest.mark.slow\n" in path.read_text("utf-8")
+
+
+def is_quick_room(path: Path) -> bool:
+    """Whether a file or folder below that of all tests belongs to a quick room."""
+    return path.relative_to(TESTS).parts[0] in QUICK
