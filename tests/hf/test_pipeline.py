@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from fastdraft import Datastore, hf
 from fastdraft.errors import InvalidValueError
 from hf_models import Generous, repetitive_batch, tiny_model
-from pages import code
 from tiny_tokenizer import tiny_tokenizer
 from watches import Recorder, counted_forwards
 
@@ -24,6 +23,21 @@ NEW = 24
 GREEDY = {"do_sample": False, "max_new_tokens": NEW}
 PROMPTS = ["abcdefgh" * 4, "aabbcc" * 3, "ijji" * 5]
 CHAT = [{"role": "user", "content": "cdcdefefcdcd"}]
+CUSTOM_GENERATE = """
+from fastdraft import Datastore, hf
+from hf_models import Generous
+
+engine = Generous(datastores=[Datastore(max_bytes=1 << 30)])
+
+
+def generate(inputs=None, *, model, generation_config=None, tokenizer=None, **kwargs):
+    prediction = getattr(generation_config, "prediction", None)  # a text
+    if prediction is not None:
+        prediction = tokenizer(prediction, add_special_tokens=False).input_ids
+    options = {"generation_config": generation_config, "tokenizer": tokenizer, **kwargs}
+    output = hf.generate(model, inputs, drafter=engine, prediction=prediction, **options)
+    return output.sequences
+"""
 PREFILLED = [*CHAT, {"role": "assistant", "content": "efef"}]
 
 
@@ -105,19 +119,12 @@ def test_what_cannot_be_drafted_is_an_error(model: Any, tokenizer: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, model: Any, tokenizer: Any) -> Path:
-    """A model's folder with the file of the page; no clock rules what it drafts."""
-    file = code("guides/transformers.md", "def generate(")
-    generous = "from hf_models import Generous as Engine"
-    file = file.replace(
-        "from fastdraft import Datastore, Engine, hf",
-        f"from fastdraft import Datastore, hf\n{generous}",
-    )
-    assert generous in file
+    """A model's folder whose file decodes with fastdraft; no clock rules what it drafts."""
     folder = tmp_path / "model"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "custom_generate").mkdir()
-    (folder / "custom_generate" / "generate.py").write_text(file)
+    (folder / "custom_generate" / "generate.py").write_text(CUSTOM_GENERATE)
     return folder
 
 
