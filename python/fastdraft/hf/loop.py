@@ -212,7 +212,7 @@ class Decoding:
         commits = len(running) == 1 and pending > _MOST_PENDING
         if commits or (weighs_cost and self.cost.wants_plain_step(in_forward)):
             most = 0
-        limits = self.rows.room[running].clip(max=most)
+        limits = np.minimum(self.rows.room[running], most)
         if self.criteria.max_length is not None:
             # The step emits one token more than it drafts.
             limits = np.minimum(limits, self.criteria.max_length - 1 - self.rows.lengths[running])

@@ -271,7 +271,7 @@ class PositionCriteria:
         """
         stops = np.full(len(counts), UNLIMITED)
         if self.max_length is not None:
-            stops = (self.max_length - lengths).clip(1)
+            stops = np.maximum(self.max_length - lengths, 1)
         if self.eos_ids:
             places = np.arange(tokens.shape[1])
             ending = (tokens[:, :, None] == self._eos).any(2) & (places < counts[:, None])

@@ -76,7 +76,7 @@ class Rows:
     @property
     def room(self) -> NDArray[np.int64]:
         """How many tokens the model can place behind each row's last one."""
-        room: NDArray[np.int64] = (self.places - self.emitted).clip(0)
+        room: NDArray[np.int64] = np.maximum(self.places - self.emitted, 0)
         return room
 
     def ends(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
