@@ -509,7 +509,7 @@ RequestLimitError or MemoryLimitError, and then nothing was added.)");
   engine.def(
       "session",
       [](const py::object& self) {
-        static_cast<void>(self_as<Engine>(self));
+        self_as<PythonEngine>(self);
         return SessionObject(from_python("fastdraft.engine", "Session")(self));
       },
       R"(A `Session` of this engine: it cancels those of its requests that have not ended when it
