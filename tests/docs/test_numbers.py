@@ -404,3 +404,27 @@ def test_the_front_page_and_the_installation_agree_on_downloads_and_minutes() ->
 def test_the_page_of_reinforcement_learning_names_the_tested_trl() -> None:
     version = pinned("trl", "trl").removesuffix(".0")
     assert f"Tested with TRL {version} " in REINFORCEMENT.read_text()
+
+
+def test_what_to_expect_is_what_was_replayed() -> None:
+    kinds = {
+        "whole files": "code_edit",
+        "grammar": "gec",
+        "code edits": "code_edit_aider_chat",
+        "agents that write SQL": "agent_sql",
+        "agents that mend code": "agent_swe",
+        "extraction": "structured_extraction",
+        "questions about": "rag_qa",
+        "chat": "chat_arena",
+        "translation": "translation",
+    }
+    [run] = [
+        run
+        for run in results("replay")["runs"]
+        if run["drafter"] == "default" and run["token_cost"] == 0.02
+    ]
+    page = ROOT / "docs" / "guides" / "is-it-working.md"
+    for beginning, family in kinds.items():
+        found = run["families"][family]
+        per_step, share = found["emitted"] / found["steps"], found["accepted"] / found["drafted"]
+        assert row_of(page, beginning) == [f"{per_step:.1f}", f"{100 * share:.0f} %"]
