@@ -65,7 +65,7 @@ assert stats.accepted == stats.drafted > 0
 
 
 def run_command(*arguments: object) -> str:
-    command = [sys.executable, "-m", "fastdraft.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "fastdraft", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -70,7 +70,7 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
 
 // Asks for the weights of what most likely follows the candidate with the longest match.
 void Candidates::prefetch_next(std::int32_t depth) const noexcept {
-  const Group* best = &groups_[0];
+  const Group* best = groups_.data();
   for (int i = 1; i < num_groups_; ++i) {
     const Group& group = groups_[static_cast<std::size_t>(i)];
     if (group.length() > best->length()) best = &group;

@@ -52,10 +52,9 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
       copied += count;
       continue;
     }
-    const Token* wrong = std::find_if(out + copied, out + copied + count, [largest](Token token) {
-      return token < 0 || token > largest;
-    });
-    return wrong - out;
+    std::int64_t sound = copied;
+    while (sound < copied + count && out[sound] >= 0 && out[sound] <= largest) ++sound;
+    return sound;
   }
   return copied;
 }
