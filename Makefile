@@ -24,7 +24,7 @@ TRANSFORMERS_OLDEST ?= 5.19.0
 TESTS ?=
 # Those whose results depend on how a processor rounds; counts of many samples do not.
 NUMERICAL_TESTS := $(addprefix tests/verification/test_,filters.py oracle.py) \
-  tests/hf/test_convolutions.py tests/drafters/test_assistant.py
+  tests/hf/test_recurrent.py tests/drafters/test_assistant.py
 # Those of what transformers prepares, calls and is called with, which differs by version.
 OLDEST_TESTS := $(patsubst %,tests/hf/test_%.py,attention exact greedy images interface kv_cache \
   models pipeline refusals static)
