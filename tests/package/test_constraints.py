@@ -189,7 +189,7 @@ def test_a_group_brings_what_its_tests_import(group: str) -> None:
     here = closure(grouped(group))
     packages = packages_of_modules()
     foreign = modules_of_tests(slow=group == "test-all") & set(packages) - {"fastdraft"}
-    foreign -= {"tomli"}  # where there is no tomllib
+    foreign -= {"tomli"}  # which pytest brings where there is no tomllib
     assert not {name for name in foreign if here.isdisjoint(packages[name])}
 
 
