@@ -215,13 +215,11 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	@rm -f $(VENV)/.core && $(MAKE) --no-print-directory $(VENV)/.core LTO=ON
 	cmake --preset release && cmake --build --preset release
 	python bench/corpus.py build/bench/tokens.bin
-	build/release/bench_index build/bench/tokens.bin
 	! command -v valgrind > /dev/null || python bench/instructions.py build/release/bench_operations
-	python bench/index.py --tokens build/bench/tokens.bin
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
-	python -m pytest bench/microbench.py
+	python -m pytest bench $(DATA:%=--data %)
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay $(DATA) --peers \

@@ -4,7 +4,7 @@ They are on every machine that runs the benchmarks, and code is what repeats its
 Face tokenizer cuts the text where one is given; otherwise it is cut into words, runs of blanks and
 single marks, numbered as they appear.
 
-As a script it writes the ids as int32 to a file, which both bench_index and bench/index.py take:
+As a script it writes the ids as int32 to a file, which bench/datastore.py takes:
 
     python bench/corpus.py tokens.bin --tokenizer FOLDER
 """

@@ -149,19 +149,6 @@ def resampled(rows: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
     return np.tensordot(times, rows, axes=1)
 
 
-def compare(title: str, sides: Mapping[str, list[Row]]) -> list[Row]:
-    """Prints and returns the medians of the first side's figures, and what multiple of the other
-    side's they are."""
-    (name, rows), (other, other_rows) = sides.items()
-    results: list[Row] = [
-        {"figure": key, name: float(np.median([row[key] for row in rows]))}
-        | {other: ratio(rows, other_rows, key)}
-        for key in rows[0]
-    ]
-    show(title, {"": "figure", name: name, f"to {other}": other}, results, digits=3)
-    return results
-
-
 def show(
     title: str,
     columns: Mapping[str, Sequence[str]] | None,

@@ -28,7 +28,7 @@ TITLES = {
     "arctic": "Arctic suffix decoding",
     "arctic-local": "Arctic, no memory",
 }
-# As bench/index.py and bench/serving.py call them.
+# As results call them.
 PEERS = {
     "fastdraft": "fastdraft",
     "transformers prompt lookup": "transformers",

@@ -325,8 +325,16 @@ def test_an_interrupt_exits_as_shells_have_it(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     os.mkfifo(log)
     command = [sys.executable, "-m", "fastdraft", "replay", str(log)]
+
+    def heed_interrupts() -> None:
+        # What a shell starts in the background ignores them, and so does all that it starts.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     # The log opens when the command reads it.
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as running, log.open("wb"):
+    with (
+        subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=heed_interrupts) as running,
+        log.open("wb"),
+    ):
         running.send_signal(signal.SIGINT)
         _, told = running.communicate()
     assert running.returncode == 130
