@@ -1,6 +1,6 @@
-"""Memory across requests: what one request said, the next ones draft. Needs numpy alone.
+"""Memory across requests: what one request said, the next ones draft.
 
-pip install fastdraft
+Needs fastdraft and numpy alone.
 """
 
 from __future__ import annotations

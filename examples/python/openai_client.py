@@ -1,6 +1,6 @@
 """An OpenAI client against vLLM with fastdraft: predicted outputs over HTTP.
 
-pip install openai, and in vLLM's environment: pip install fastdraft
+Needs openai, and fastdraft in vLLM's environment: docs/guides/vllm.md says how.
 
 vllm serve MODEL --speculative-config '{"method": "fastdraft"}'
 """

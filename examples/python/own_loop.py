@@ -1,6 +1,6 @@
 """A decoding loop of your own: propose, one forward over the draft, verify, observe.
 
-pip install 'fastdraft[demo]'
+Needs fastdraft[demo]: docs/start/install.md says how to install it.
 
 For brevity it keeps no KV cache. docs/guides/your-own-loop.md has a loop with one.
 """

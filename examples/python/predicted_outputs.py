@@ -2,7 +2,7 @@
 
 Here an earlier answer is the prediction of the answer to nearly the same question.
 
-pip install 'fastdraft[demo]'
+Needs fastdraft[demo]: docs/start/install.md says how to install it.
 """
 
 from __future__ import annotations

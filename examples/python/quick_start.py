@@ -1,6 +1,6 @@
 """Generate with a Hugging Face model and drafts from the prompt: the same tokens, fewer forwards.
 
-pip install 'fastdraft[demo]'
+Needs fastdraft[demo]: docs/start/install.md says how to install it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From a server's log to what drafts would save: no model, no GPU.
 
-pip install 'fastdraft[cli]'
+Needs fastdraft[cli]: docs/start/install.md says how to install it.
 
 Here the log has two requests and their token ids, as vLLM gives them for `return_token_ids`. In a
 shell it is: fastdraft replay server.jsonl

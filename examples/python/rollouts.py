@@ -1,6 +1,6 @@
 """Rollouts of a second epoch are drafted from those of the first, with their log-probabilities.
 
-    pip install 'fastdraft[demo]' && python rollouts.py
+Needs fastdraft[demo]: docs/start/install.md says how to install it.
 
 A training step would change the weights in between: samples stay the policy's own all the same.
 With TRL, `fastdraft.hf.trl.attach(trainer)` does this.

@@ -1,6 +1,6 @@
 """vLLM with fastdraft on Ray Serve: replicas that draft from one memory.
 
-On all nodes: pip install vllm 'fastdraft[fleet,cli]' 'ray[serve]', and before `ray start`
+On all nodes: vllm, fastdraft[fleet,cli] and ray[serve], and before `ray start`
 export FASTDRAFT_MEMORY_KEY=...
 
     serve run vllm_on_ray:app replicas=2 model=MODEL \

@@ -2,7 +2,7 @@
 
 Greedy, with chains. Each step is one forward pass over one packed row: the prompts of new requests,
 and the last token and draft of the others. A mask keeps requests apart. The output equals that of
-`model.generate`. It needs `pip install 'fastdraft[demo]'`.
+`model.generate`. It needs fastdraft[demo].
 """
 
 from __future__ import annotations

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fastdraft.cli.doctor import HOSTS
-from pages import PAGES, ROOT
+from pages import PAGES, ROOT, blocks
 
 # Pages may leave out what comes before a room's name.
 ROOTS = (ROOT, ROOT / "python" / "fastdraft", ROOT / "tests")
@@ -74,3 +76,34 @@ def test_the_installation_has_what_doctor_says_was_tested() -> None:
         rows = [line for line in lines if line.startswith(f"| {host.title}")]
         for part in host.tested.split(", "):
             assert any(part in row for row in rows), (host.title, part)
+
+
+FRONT, INSTALLATION = ROOT / "README.md", ROOT / "docs" / "start" / "install.md"
+INSTALLS = re.compile(r"\bpip install\b[^\n`]*(?:\bfastdraft\b| '?\.(?:\[|[ '\n]))")
+
+
+def test_one_line_says_how_to_install() -> None:
+    """A release changes README's line, and no other page has one of its own."""
+    (front,) = [each.code for each in blocks(FRONT, "bash") if INSTALLS.search(each.code)]
+    (page,) = [each.code for each in blocks(INSTALLATION, "bash") if INSTALLS.search(each.code)]
+    assert page == front
+    examples = [each for end in ("py", "ipynb") for each in ROOT.glob(f"examples/**/*.{end}")]
+    releasing = ROOT / "docs" / "contributing" / "maintaining.md"
+    others = [each for each in (*PAGES, *examples) if each not in (FRONT, INSTALLATION, releasing)]
+    assert len(others) > 40
+    assert not [str(each) for each in others if INSTALLS.search(text_of(each))]
+
+
+def test_an_extra_is_added_to_what_is_installed() -> None:
+    """README's second line, and what errors say to install, ask no index for fastdraft."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "fastdraft[demo]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Requirement already satisfied: fastdraft[demo]" in done.stdout
+
+
+def test_another_line_that_installs_is_noticed() -> None:
+    for line in ("pip install fastdraft", "pip install 'fastdraft[cli]'", "pip install '.[hf]'"):
+        assert INSTALLS.search(line) and INSTALLS.search(f"text `{line}` text")
+    assert INSTALLS.search("pip install .\n")
+    assert not INSTALLS.search("pip install torch\nfastdraft doctor")

@@ -1306,3 +1306,75 @@ def test_a_folder_of_any_files_is_read(tmp_path: Path) -> None:
     counts = {name: len(each) for name, each in families.items()}
     assert counts == {"a/one": 3, "b": 1, "b.jsonl": 1}
     assert reader.calls == 5
+
+
+def test_openhands_keeps_a_file_for_each_event(tmp_path: Path) -> None:
+    """As its conversations lie on a disk: a folder is one of them."""
+    said = [
+        {"source": "agent", "kind": "SystemPromptEvent", "system_prompt": text("Be kind.")},
+        {"source": "user", "kind": "MessageEvent", "llm_message": USER},
+        {
+            "source": "agent",
+            "kind": "ActionEvent",
+            "thought": [],
+            "tool_call": {"id": "c1", **ARGUMENTS},
+        },
+        {
+            "source": "environment",
+            "kind": "ObservationEvent",
+            "tool_call_id": "c1",
+            "observation": {"content": [text("5")]},
+        },
+        {"source": "agent", "kind": "MessageEvent", "llm_message": SAID},
+    ]
+    for conversation in ("a", "b"):
+        folder = tmp_path / conversation / "events"
+        folder.mkdir(parents=True)
+        for number, event in enumerate(said):
+            (folder / f"event-{number:05}-0a-1b.json").write_text(json.dumps(event))
+    reader = Reader(Shown())
+    found = read_families([tmp_path], lambda texts: [[1, 2] for _ in texts], convert=reader)
+    assert {name: len(records) for name, records in found.items()} == {"a/events": 2, "b/events": 2}
+    assert reader.calls == 4 and not reader.left_out
+
+
+def test_inspects_references_are_followed_and_its_cache_is_not_asked() -> None:
+    pool = [SYSTEM, {**USER, "content": "attachment://x"}]
+    event = {"event": "model", "input": [], "input_refs": [[0, 1], [1, 2]], "model": "m"}
+    event["output"] = {"choices": [{"message": {**SAID, "content": "attachment://y"}}]}
+    sample = {
+        "messages": [USER, SAID],
+        "output": {},
+        "target": "",
+        "events": [{"event": "state"}, event, {**event, "cache": "read"}],
+        "events_data": {"messages": pool},
+        "attachments": {"x": "hi", "y": "hello"},
+    }
+    # Of several samples in one value none is also read by its messages.
+    found, reader, _ = read({"samples": [sample, sample]})
+    assert found == [([SYSTEM, USER], SAID)] * 2
+    assert reasons(reader) == {"no model call": 2}
+
+
+def test_inspects_archive_is_read_where_zipfile_does_not_know_how_it_is_packed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "log.eval"
+    sample = json.dumps({"messages": [USER], "answer": "hello"}).encode()
+    packed = zstd.compress(sample)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("samples/1_epoch_1.json", packed)
+    # The same as an archive of that method: in both places that name it, and the size unpacked.
+    data = bytearray(path.read_bytes())
+    for sign, method, size in ((b"PK\3\4", 8, 22), (b"PK\1\2", 10, 24)):
+        at = data.index(sign)
+        data[at + method : at + method + 2] = (93).to_bytes(2, "little")
+        data[at + size : at + size + 4] = len(sample).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert [line.text for line in parse_lines(path)] == [sample]
+
+
+def test_evaluations_that_only_score_text_are_no_calls() -> None:
+    sample = {"doc_id": 0, "prompt_hash": "p", "target_hash": "t", "arguments": [["hi", " there"]]}
+    found, reader, _ = read({**sample, "resps": [[["-1.5", "False"]]]})
+    assert not found and reasons(reader) == {"no model call": 1}

@@ -3,9 +3,8 @@
 The packages that install beside the others write here, while OpenAI's client talks to a server that
 keeps its own count: OpenInference and Langfuse, each through OpenTelemetry's exporter to a console,
 OpenTelemetry's writer of GenAI spans and events, and LangSmith, whose uploads are put together as
-its exports have them. LiteLLM and mini-swe-agent bring another 90 MB, and the newest
-instrumentation of OpenTelemetry for OpenAI does not go with the pinned wrapt: their forms are in
-test_calls.py.
+its exports have them. LiteLLM, agents and evaluations write in tests/hosts/test_agents.py; the
+newest instrumentation of OpenTelemetry for OpenAI does not go with the pinned wrapt.
 """
 
 from __future__ import annotations
@@ -26,27 +25,8 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProces
 from opentelemetry.util.genai.handler import TelemetryHandler
 from opentelemetry.util.genai.types import InputMessage, OutputMessage, Reasoning, Text
 
+from exported import TOOL, calls_in, calls_of
 from fake_models import FakeModels, fake_models
-from fastdraft.replay.calls import Reader
-from fastdraft.replay.lines import parse_lines
-from fastdraft.replay.tokenizer import TextTokenizer
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}},
-    },
-}
-
-
-class Shown(TextTokenizer):
-    def __init__(self) -> None:
-        super().__init__("none")
-
-    def render(self, messages: Any, tools: Any, answer: Any) -> tuple[str, str]:
-        return json.dumps(messages), json.dumps(answer)
-
 
 # Newer langsmith names a moved module when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -76,34 +56,6 @@ def agent(client: Any, *, thinks: bool) -> None:
         for call in said.tool_calls or ():
             messages.append({"role": "tool", "tool_call_id": call.id, "content": "done"})
     client.chat.completions.create(model="qwen", messages=[{"role": "user", "content": "Bye."}])
-
-
-def calls_in(path: Path) -> tuple[list[Any], Reader]:
-    """Of each call the contents that were asked, and the answer."""
-    reader = Reader(Shown())
-    found = [record for line in parse_lines(path) for record in reader(line)]
-    found += reader.end()
-    return [
-        ([each["content"] for each in json.loads(record["prompt"])], json.loads(record["output"]))
-        for record in found
-    ], reader
-
-
-def calls_of(models: FakeModels, *, thinks: bool) -> list[Any]:
-    """The same as the server counted them."""
-    found = []
-    for messages, said in models.calls:
-        answer = {"role": "assistant", "content": said["content"] or ""}
-        if thinks and "reasoning_content" in said:
-            answer["reasoning_content"] = said["reasoning_content"]
-        if "tool_calls" in said:
-            answer["tool_calls"] = []
-            for call in said["tool_calls"]:
-                named = call["function"]
-                function = {"name": named["name"], "arguments": json.loads(named["arguments"])}
-                answer["tool_calls"].append({**call, "function": function})
-        found.append(([each.get("content") or "" for each in messages], answer))
-    return found
 
 
 def client(models: FakeModels) -> Any:

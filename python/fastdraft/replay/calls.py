@@ -201,10 +201,11 @@ class Reader:
             ):
                 continue
             if row.within:
-                before = self._knows
+                before, self._knows = self._knows, False
                 yield from self._calls(search(row.within, flat))
-                if self._knows is not before:
+                if self._knows:
                     return
+                self._knows = before
                 continue
             self._knows = True
             try:
@@ -359,12 +360,14 @@ class Reader:
                 continue
             if run and history:
                 name = call.id if call.id is None or not number else f"{call.id}/{number}"
-                answer = call.answer._replace(messages=[_merged(run)])
+                said_now = {k: v for k, v in _merged(run).items() if k != "aside"}
+                answer = call.answer._replace(messages=[said_now])
                 number += 1
                 yield call._replace(
                     asked=call.asked._replace(messages=list(history)), answer=answer, id=name
                 )
-            history += run + ([] if message is None else [message])
+            history += [each for each in run if not each.get("aside")]
+            history += [] if message is None else [message]
             run = []
         if not number:
             self.leave_out("no answer", self._place)

@@ -63,6 +63,9 @@ ROWS: Final = (
     # Of several calls.
     Row("Inspect", "events messages", "events[?event=='model']",
         within="events[?event=='model']"),
+    Row("mini-swe-agent", "trajectory_format messages", session="null", conversation="messages["
+        "?role!='exit'].[extra.interrupt_type && extra.response.choices[0].message && merge("
+        "extra.response.choices[0].message, {aside: `true`}), @][]"),
     Row("LangSmith", "child_runs", "child_runs", within="child_runs"),
     Row("Langfuse", "observations", "observations[?input]", within="observations"),
     Row("preferences", "chosen rejected", "!(prompt)",
@@ -84,6 +87,7 @@ ROWS: Final = (
     Row("Helicone", "request_body|full_request response_body|full_response", id="request_id || id",
         request="request_body || full_request", answer="response_body || full_response"),
     Row("LiteLLM's spend logs", "proxy_server_request response", answer="response",
+        kind="response=='{}' && 'prompt not stored' || null",
         request="proxy_server_request.body || proxy_server_request || {messages: messages}",
         id="request_id || id", session="session_id"),
     Row("LiteLLM", "messages response", answer="response", id="id || litellm_call_id",
@@ -112,7 +116,8 @@ ROWS: Final = (
     Row("OpenTelemetry", "gen_ai.operation.name|gen_ai.system|openinference.span.kind",
         kind="'event'"),
     Row("Inspect", "event input output", "event=='model'", answer="output",
-        request="{messages: input, tools: tools}", id="output.id || uuid"),
+        kind="cache=='read' && 'cached' || null", request="{messages: input, tools: tools}",
+        id="output.id || uuid"),
     Row("SGLang", "event rid obj", kind="event!='request.finished' && 'event' || null",
         request="obj", answer="out", id="rid"),
     Row("preferences", "prompt chosen rejected", request="prompt", answer="[chosen, rejected]"),
@@ -123,7 +128,8 @@ ROWS: Final = (
         request="input.inputBodyJson || inputs || input",
         answer="output.outputBodyJson || outputs || output || null",
         model="model || extra.metadata.ls_model_name || extra.invocation_params.model"),
-    Row("lm-eval", "arguments resps", answer="resps", id="null",
+    Row("lm-eval", "arguments resps", answer="resps", kind="resps[0][0][0] && 'likelihood' || null",
+        id="prompt_hash && join(' ', [to_string(doc_id), prompt_hash, target_hash])",
         request="arguments.gen_args_0.arg_0 || arguments[0][0]"),
     # Sessions of agents: a line is a part of a conversation.
     Row("Claude Code", "type message", "message.role", id="uuid || id",
@@ -181,6 +187,7 @@ def mapped(text: str) -> Row:
 NO_CALLS: Final = {
     *("tool", "retriever", "embedding", "embeddings", "parser", "prompt", "event", "execute_tool"),
     *("create_agent", "evaluator", "guardrail", "reranker", "score", "rerank"),
+    *("cached", "likelihood", "prompt not stored"),
 }
 AROUND: Final = {
     *("span", "chain", "agent", "workflow", "invoke_agent", "invoke_workflow", "task", "trace"),
@@ -212,6 +219,9 @@ def flattened(value: Json) -> Json:
     becomes the field `event` of it.
     """
     events = value.get("events")
+    if isinstance(events, list) and isinstance(value.get("attachments"), dict):
+        value = {**value, "events": [_inspected(each, value) for each in events]}
+        events = None
     places = [value, *(events if isinstance(events, list) else ())]
     found: Json = {}
     for each in places:
@@ -250,6 +260,26 @@ def flattened(value: Json) -> Json:
             found["event"] = {**body, **inner, "role": event[1] or "assistant", **given}
             found["gen_ai"] = True
     return found
+
+
+def _inspected(event: Any, sample: Json) -> Any:
+    """An event of Inspect's with what it refers to: messages of a pool, and long texts."""
+    if not isinstance(event, dict) or event.get("event") != "model":
+        return None
+    pool = (sample.get("events_data") or {}).get("messages") or []
+    refs = event.get("input_refs") or ()
+    event = {each: event.get(each) for each in ("event", "input", "tools", "output", "cache")}
+    event["input"] = event["input"] or [each for ends in refs for each in pool[slice(*ends)]]
+    texts: Json = sample["attachments"]
+
+    def whole(item: Any) -> Any:
+        if isinstance(item, str):
+            return texts.get(item.removeprefix("attachment://"), item)
+        if isinstance(item, list):
+            return [whole(each) for each in item]
+        return {k: whole(v) for k, v in item.items()} if isinstance(item, dict) else item
+
+    return whole(event)
 
 
 def _attributes(attributes: Any) -> Json:

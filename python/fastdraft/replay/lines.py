@@ -12,6 +12,7 @@ import io
 import json
 import re
 import reprlib
+import struct
 import sys
 import zipfile
 import zlib
@@ -38,6 +39,9 @@ MOST_BYTES = 1 << 28
 """The longest line or item of an array."""
 MOST_TIMES = 1000
 """How many times its size a packed file may have when it is unpacked, beyond `MOST_BYTES`."""
+_ZIP_ZSTANDARD: Final = 93
+_EVENT: Final = re.compile(r"event-\d+-[\w-]+\.json")
+"""A file of a folder that is one conversation, as OpenHands keeps it."""
 _KNOWN_ENDS = re.compile(r"(?<=.)(\.jsonl?|\.log|\.txt|\.parquet|\.eval|\.traj)?(\.gz|\.zst)?$")
 
 
@@ -81,6 +85,8 @@ def family_files(paths: Sequence[Path], *, of_any_form: bool = False) -> dict[st
             inside = sorted(each for end in ends for each in path.glob(end) if each.is_file())
             hidden = (any(part[0] == "." for part in e.relative_to(path).parts) for e in inside)
             files = [each for each, is_hidden in zip(inside, hidden, strict=True) if not is_hidden]
+            files = [e.parent if _EVENT.fullmatch(e.name) else e for e in files]
+            files = list(dict.fromkeys(files))
         if not files:
             what = "files" if of_any_form else "*.jsonl files"
             raise RecordError(f"{path} must hold {what}, and holds none")
@@ -100,11 +106,16 @@ def family_files(paths: Sequence[Path], *, of_any_form: bool = False) -> dict[st
 def parse_lines(path: Path) -> Iterator[JsonLine]:
     """The values in a file, each as the text of one line: its lines but for empty ones, the items
     of a JSON array, or JSON objects over several lines; the rows of a Parquet file; the samples of
-    an archive of Inspect's. A file may be packed with gzip or Zstandard, and be UTF-8 or UTF-16.
+    an archive of Inspect's; the files of a folder of events. A file may be packed with gzip or
+    Zstandard, and be UTF-8 or UTF-16.
 
     Raises:
         RecordError: The file cannot be read, or holds more than fits into the bounds.
     """
+    if path.is_dir():
+        for event in sorted(each for each in path.iterdir() if _EVENT.fullmatch(each.name)):
+            yield from parse_lines(event)
+        return
     damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, zipfile.BadZipFile)
     try:
         with path.open("rb") as file:
@@ -242,12 +253,17 @@ def _samples(path: Path) -> Iterator[JsonLine]:
             number += 1
             if each.file_size > MOST_BYTES:
                 raise RecordError(f"{path}, {each.filename} has more than {MOST_BYTES:,} bytes")
-            try:
+            if each.compress_type == _ZIP_ZSTANDARD:  # which zipfile knows from Python 3.14 on
+                with path.open("rb") as file:
+                    file.seek(each.header_offset + 26)
+                    names, extra = struct.unpack("<HH", file.read(4))
+                    file.seek(names + extra, io.SEEK_CUR)
+                    with zstd_module().ZstdFile(
+                        io.BytesIO(file.read(each.compress_size))
+                    ) as packed:
+                        text = packed.read(each.file_size + 1)
+            else:
                 text = archive.read(each)
-            except NotImplementedError as error:
-                raise RecordError(
-                    f"{path} is packed as this Python cannot read: `inspect log convert --to json`"
-                ) from error
             yield JsonLine(number, f"{path}, {each.filename}", text, each.compress_size)
 
 

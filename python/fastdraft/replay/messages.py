@@ -2,7 +2,8 @@
 
 A message has `role`, `content` as one string and, where there are any, `reasoning_content`,
 `tool_calls` with arguments as objects, and `tool_call_id`. `left_out` counts its images and other
-attachments, which no text holds; `given` marks what no model wrote though it has its role.
+attachments, which no text holds; `given` marks what no model wrote though it has its role, `aside`
+an answer that later requests do not have.
 """
 
 from __future__ import annotations
@@ -189,6 +190,7 @@ def _messages(item: Any, role: str | None) -> Iterator[Json]:
     if found == "tool":
         message["tool_call_id"] = next((item[each] for each in _CALL_IDS if item.get(each)), None)
     message |= {"left_out": len(held["other"])} if held["other"] else {}
+    message |= {"aside": True} if item.get("aside") else {}
     yield message | ({"given": True} if item.get("given") or item.get("is_demo") else {})
 
 
@@ -229,9 +231,8 @@ def _result(part: Json) -> Json:
 def _call(part: Json) -> Json:
     part = part.get("toolUse") or part.get("functionCall") or part
     function = part["function"] if isinstance(part.get("function"), dict) else part
-    name = next(
-        (function[each] for each in ("name", "toolName", "function_name") if function.get(each)), ""
-    )
+    titles = ("name", "toolName", "function_name", "function")  # the last is Inspect's
+    name = next((function[each] for each in titles if isinstance(function.get(each), str)), "")
     names = ("arguments", "input", "args", "parameters", "action")
     arguments: Any = next((function[each] for each in names if function.get(each)), {})
     arguments = function.get("partial_json") or arguments
@@ -286,7 +287,8 @@ def asked(value: Any) -> Asked | None:
         if value and all(type(each) is int for each in value):
             return Asked(prompt_ids=value)
         if value and all(isinstance(each, str) for each in value):
-            return Asked(prompts=value)
+            inner = opened(value[0])  # lm-eval has the messages of a chat as a string
+            return Asked(prompts=value) if isinstance(inner, str) else asked(inner)
         return Asked(messages_of(value)) if value else None
     if not isinstance(value, dict):
         return None
