@@ -55,11 +55,10 @@ def in_one_copy(device: torch.device, arrays: Sequence[NDArray[Any]]) -> list[to
     return [part.view(array.shape).data for part, array in zip(parts, arrays, strict=True)]
 
 
-def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+def lines_of(logits: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     """Lines of `logits`, of which they are a view where all lie side by side."""
-    places: list[int] = indices.tolist()
-    first, count = places[0], len(places)
-    if places == list(range(first, first + count)):
+    first, count = next(iter(indices), 0), len(indices)
+    if list(indices) == list(range(first, first + count)):
         return logits if count == len(logits) else logits[first : first + count]
     # By index: the size of a mask's selection is not known before the device has computed it.
-    return logits[on_device(logits.device, indices)[0]]
+    return logits[on_device(logits.device, np.array(indices))[0]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,10 @@ class StepDrafts:
     """The drafts of a batch; the arguments are the attributes of `fastdraft.drafters.Drafts`.
 
     A row's *node* is the index of a token in its draft, -1 for the text's last token.
+
+    Attributes:
+        counts: The length of each row's draft.
+        longest: That of the longest.
     """
 
     token_ids: NDArray[np.int32]
@@ -62,6 +66,10 @@ class StepDrafts:
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int32]
     draft_logits: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.counts = [end - start for start, end in pairwise(self.offsets.tolist())]
+        self.longest = max(self.counts)
 
     @classmethod
     def of(cls, batch: Drafts) -> StepDrafts:
@@ -72,14 +80,13 @@ class StepDrafts:
     @classmethod
     def of_chains(
         cls,
-        counts: NDArray[Any],
+        counts: Sequence[int],
         token_ids: Any = (),
         probabilities: Any = (),
         draft_logits: dict[int, torch.Tensor] | None = None,
     ) -> StepDrafts:
         """Chains of `counts` tokens each, one row's after the other."""
-        offsets = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
+        offsets = np.array([0, *accumulate(counts)], np.int32)
         return cls(
             np.asarray(token_ids, np.int32),
             _steps(offsets) - 1,
@@ -92,47 +99,35 @@ class StepDrafts:
     def of_rows(cls, drafts: Sequence[RowDraft]) -> StepDrafts:
         """The drafts of rows, one after the other."""
         return cls.of_chains(
-            np.array([len(draft.token_ids) for draft in drafts]),
+            [len(draft.token_ids) for draft in drafts],
             [token for draft in drafts for token in draft.token_ids],
             [each for draft in drafts for each in draft.probabilities],
             {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},
         )
 
     @cached_property
-    def counts(self) -> NDArray[np.int32]:
-        """The length of each row's draft."""
-        return self.offsets[1:] - self.offsets[:-1]
-
-    @cached_property
-    def longest(self) -> int:
-        """The length of the longest draft."""
-        return int(self.counts.max())
-
-    @cached_property
     def are_chains(self) -> bool:
         """Whether the parent of each draft token is the one before it."""
-        return len(self.parents) == 0 or bool((self.parents == _steps(self.offsets) - 1).all())
+        chains = [parent for count in self.counts for parent in range(-1, count - 1)]
+        return bool(self.parents.tolist() == chains)
 
     @cached_property
-    def first_lines(self) -> NDArray[np.int64]:
-        """The line of logits of each row's last token; those of its draft follow: (rows,)."""
-        return self.offsets[:-1].astype(np.int64) + np.arange(len(self.counts))
+    def first_lines(self) -> list[int]:
+        """The line of logits of each row's last token; those of its draft follow."""
+        return [start + row for row, start in enumerate(self.offsets[:-1].tolist())]
 
     def tolist(self) -> list[list[int]]:
         """The draft tokens of each row."""
         token_ids = self.token_ids.tolist()
         return [token_ids[start:end] for start, end in pairwise(self.offsets.tolist())]
 
-    def behind(self, last: NDArray[np.int64], width: int) -> NDArray[np.int64]:
-        """The tokens of a forward, (rows, width): the texts' last ones (rows,), and the drafts.
+    def behind(self, last: Sequence[int], width: int) -> NDArray[np.int64]:
+        """The tokens of a forward, (rows, width): the texts' last ones, and the drafts.
 
         Padding repeats a row's last token.
         """
-        if self.longest == 0:
-            return np.repeat(last[:, None], width, 1)
-        columns = np.minimum(np.arange(width), self.counts[:, None])
-        drafted = self.token_ids.take(self.offsets[:-1, None] + columns - 1, mode="clip")
-        return np.where(columns > 0, drafted, last[:, None])
+        rows = [[token, *draft] for token, draft in zip(last, self.tolist(), strict=True)]
+        return np.array([row + row[-1:] * (width - len(row)) for row in rows], np.int64)
 
     def sees(self, width: int) -> NDArray[np.bool_]:
         """Which tokens of a forward see which: a row's last token, its draft, padding.
@@ -151,16 +146,17 @@ class StepDrafts:
                 f"parents must stand before their children, from -1 to {steps[at] - 1} for draft "
                 f"token {steps[at]}, got {self.parents[at]}"
             )
-        sees = np.tile(np.eye(width, dtype=bool), (len(self.counts), 1, 1))
+        counts = np.array(self.counts)
+        sees = np.tile(np.eye(width, dtype=bool), (len(counts), 1, 1))
         for node in range(self.longest):
-            (rows,) = np.nonzero(self.counts > node)
+            (rows,) = np.nonzero(counts > node)
             sees[rows, node + 1] |= sees[rows, self.parents[self.offsets[rows] + node] + 1]
         return sees
 
     def contexts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """The two tokens before each line of logits, (lines, 2), given the last (rows, 2) of the
         texts."""
-        firsts = self.first_lines
+        firsts = np.array(self.first_lines)
         contexts = np.empty((len(firsts) + len(self.token_ids), 2), np.int64)
         contexts[firsts] = ends
         drafted = np.ones(len(contexts), bool)
@@ -179,9 +175,8 @@ class StepDrafts:
     def chain(self, row: int, node: int, size: int) -> list[int]:
         """A row's node and those that most probably follow it, `size` or fewer."""
         own = slice(self.offsets[row], self.offsets[row + 1])
-        count = int(self.counts[row])
         if self.are_chains:
-            return list(range(node, min(node + size, count)))
+            return list(range(node, min(node + size, self.counts[row])))
         chain = [node]
         while len(chain) < size:
             (children,) = np.nonzero(self.parents[own] == chain[-1])
@@ -203,7 +198,7 @@ class StepDrafts:
             for at, (row, own) in enumerate(zip(rows, nodes, strict=True))
             if own and row in self.draft_logits
         }
-        counts = np.array(list(map(len, nodes)))
+        counts = list(map(len, nodes))
         return StepDrafts.of_chains(counts, self.token_ids[flat], self.probabilities[flat], logits)
 
     def best_chains(self) -> StepDrafts:
@@ -217,12 +212,12 @@ class StepDrafts:
         width = self.longest + 1
         sees = self.sees(width)
         places = np.arange(width)
-        used = (places > 0) & (places <= self.counts[:, None])  # (rows, width)
+        used = (places > 0) & (places <= np.array(self.counts)[:, None])  # (rows, width)
         probabilities = np.zeros(used.shape, dtype=np.float64)
         probabilities[used] = self.probabilities
         best = (sees @ probabilities[:, :, None])[:, :, 0].argmax(1)
         chain = sees[np.arange(len(best)), best] & used
-        counts = chain.sum(1)
+        counts = chain.sum(1).tolist()
         logits = {row: each[: counts[row]] for row, each in self.draft_logits.items()}
         tokens = chain[used]
         return StepDrafts.of_chains(

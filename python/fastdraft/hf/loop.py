@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, compress, islice
 from operator import sub
 from typing import Any
 
@@ -82,7 +83,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         # The rows that have not ended, in the order of the cache.
-        self._running = np.arange(len(self.rows))
+        self._running = list(range(len(self.rows)))
         # Seconds that pending tokens have cost a batch since its latest commit.
         self._paid = 0.0
         self._verifier = Verifier(self.warping, logprobs=self.keep_logprobs)
@@ -98,15 +99,15 @@ class Decoding:
 
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
-        nothing = StepDrafts.of_chains(np.zeros(len(self._running), np.int32))
+        nothing = StepDrafts.of_chains([0] * len(self._running))
         self._conclude(self._choose(first_logits, nothing))
-        while len(self._running):
+        while self._running:
             self._step()
 
     def _step(self) -> None:
         rows, running = self.rows, self._running
         batch = self.target.rows_in_forward(len(running))
-        indices, cached = running.tolist(), rows.cached[running].tolist()
+        cached = rows.cached(running)
         starts = self.target.starts(cached)
         seconds, widths = self.cost.best_widths(batch, _WIDEST + max(map(sub, cached, starts)))
         if self.target.commits and len(running) > 1:
@@ -116,19 +117,12 @@ class Decoding:
         drafts = self._propose(seconds[behind:], behind)
         longest = drafts.longest
         width = needed = behind + 1 + longest
-        counts: NDArray[Any]
+        last = [rows.last[row] for row in running]
+        wanted = [1 + count for count in drafts.counts]
+        counts = wanted
         if behind:
-            input_ids, counts = padded(
-                [
-                    [*front, last, *draft]
-                    for front, last, draft in zip(
-                        self._texts(starts, cached),
-                        rows.last[running].tolist(),
-                        drafts.tolist(),
-                        strict=True,
-                    )
-                ]
-            )
+            texts = zip(self._texts(starts, cached), last, drafts.tolist(), strict=True)
+            input_ids, counts = padded([[*front, token, *draft] for front, token, draft in texts])
             width = input_ids.shape[1]
         else:
             # A wider forward can be the faster one; its further tokens are padding, which a
@@ -137,23 +131,23 @@ class Decoding:
                 width = int(widths[longest])
             if self.target.first_positions is None:
                 # Padding takes places of its own.
-                width = min(width, 1 + int(rows.room[running].min()))
+                width = min(width, 1 + min(rows.room(running)))
             width = max(width, needed)
-            input_ids, counts = drafts.behind(rows.last[running], width), 1 + drafts.counts
+            input_ids = drafts.behind(last, width)
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
         logits = self.target.forward(
             input_ids,
             counts,
-            rows=indices,
+            rows=running,
             cached=starts,
-            wanted=(1 + drafts.counts).tolist() if behind else None,
+            wanted=wanted if behind else None,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
         choice = self._choose(logits, drafts)
         if choice.paths is not None:
-            self.target.compact(indices, cached, _kept(choice.paths, longest))
+            self.target.compact(running, cached, _kept(choice.paths, longest))
         if is_warm:
             self.cost.observe(batch, width, step_latency.clock() - started)
         self._conclude(choice)
@@ -172,11 +166,10 @@ class Decoding:
         if width < 2 or self._paid < seconds[width - 1]:
             return starts
         self._paid = 0.0
-        last = self.rows.last[self._running].tolist()
-        texts = zip(self._texts(starts, cached), last, strict=True)
+        texts = zip(self._running, self._texts(starts, cached), strict=True)
         self.target.forward(
-            *padded([[*front, token][:width] for front, token in texts]),
-            rows=self._running.tolist(),
+            *padded([[*front, self.rows.last[row]][:width] for row, front in texts]),
+            rows=self._running,
             cached=starts,
             wanted=[1] * len(starts),
         )
@@ -193,8 +186,8 @@ class Decoding:
 
     def settle(self) -> None:
         """Brings the cache of a single row to the end of its text, but for the last token."""
-        self._running = np.arange(1)
-        cached = self.rows.cached.tolist()
+        self._running = [0]
+        cached = self.rows.cached(self._running)
         starts = self.target.starts(cached)
         if starts != cached:
             pending = padded(self._texts(starts, cached))
@@ -205,17 +198,20 @@ class Decoding:
 
         The forward has so many pending tokens a row, besides.
         """
-        running = self._running
+        rows, running = self.rows, self._running
         most = UNLIMITED if self.target.widths is None else self.target.widths[-1] - 1
         weighs_cost = getattr(self.drafter, "weighs_cost", True)
         in_forward = self.target.rows_in_forward(len(running))
         commits = len(running) == 1 and pending > _MOST_PENDING
         if commits or (weighs_cost and self.cost.wants_plain_step(in_forward)):
             most = 0
-        limits = np.minimum(self.rows.room[running], most)
-        if self.criteria.max_length is not None:
+        end = self.criteria.max_length
+        if end is None:
+            limits = [min(room, most) for room in rows.room(running)]
+        else:
             # The step emits one token more than it drafts.
-            limits = np.minimum(limits, self.criteria.max_length - 1 - self.rows.lengths[running])
+            pairs = zip(rows.room(running), rows.lengths(running), strict=True)
+            limits = [min(room, most, end - 1 - length) for room, length in pairs]
         cost = seconds
         if len(running) > 1:
             # By the tokens of all rows; only whole widths come up, the rest is in between.
@@ -223,8 +219,8 @@ class Decoding:
             cost = np.interp(tokens, tokens[len(running) - 1 :: len(running)], seconds)
         offers = self._of_logits(seconds)
         batch = self.drafter.propose_batch(
-            self.rows.requests[running].tolist(),
-            limits=limits.astype(np.int32),
+            [rows.requests[row] for row in running],
+            limits=np.array(limits, np.int32),
             cost=cost,
             padded=True,
             **({} if offers is None else {"offers": offers}),
@@ -268,18 +264,17 @@ class Decoding:
             return choice
         # Plain decoding compares float64 as float32 too.
         scores = logits.to(torch.float32) if logits.dtype == torch.float64 else logits
-        depths = np.zeros(len(self._running), np.int64)
+        depths = [0] * len(self._running)
         choice = self._verify(scores, drafts, self._running, depths, likeliest=self._likeliest)
         if choice.likeliest is not None:
             self._learn(drafts.contexts(self.rows.ends(self._running, 2)), choice)
         if self.keep_scores or self.keep_logits:
-            lines = choice.lines(drafts.first_lines)
-            for row, own, count in zip(self._running, lines, choice.counts, strict=True):
-                self._keep(int(row), scores, logits, own[:count])
+            for row, lines in zip(self._running, choice.lines(drafts.first_lines), strict=True):
+                self._keep(row, scores, logits, lines)
         return choice
 
     def _keep(
-        self, row: int, scores: torch.Tensor, logits: torch.Tensor, lines: NDArray[np.int64]
+        self, row: int, scores: torch.Tensor, logits: torch.Tensor, lines: Sequence[int]
     ) -> None:
         """Keeps the scores and logits that tokens of a row were chosen from, if asked for."""
         # Copies, which keep nothing else alive.
@@ -293,8 +288,8 @@ class Decoding:
         self,
         scores: torch.Tensor,
         drafts: StepDrafts,
-        rows: NDArray[np.int64],
-        depths: NDArray[np.int64],
+        rows: Sequence[int],
+        depths: Sequence[int],
         *,
         likeliest: int = 0,
     ) -> Choice:
@@ -303,19 +298,20 @@ class Decoding:
         Raises:
             FastdraftError: A row that has emitted none has no token left to emit.
         """
-        seeds = None
-        positions = self.rows.prompt_tokens[rows] + self.rows.emitted[rows] + depths
-        if self.do_sample:
-            seeds = self.rows.seeds[rows]
+        positions = [
+            self.rows.prompt_tokens[row] + self.rows.emitted[row] + depth
+            for row, depth in zip(rows, depths, strict=True)
+        ]
+        seeds = [self.rows.seeds[row] for row in rows] if self.do_sample else None
         choice = self._verifier(
             scores, drafts, seeds=seeds, positions=positions, likeliest=likeliest
         )
-        if ((choice.tokens[:, 0] < 0) & (depths == 0)).any():
-            at = int((choice.tokens[:, 0] < 0).argmax())
-            raise FastdraftError(
-                f"row {rows[at]} has no token left to emit at position {positions[at]}: "
-                "the logits processors masked the whole vocabulary"
-            )
+        for at, own in enumerate(choice.tokens):
+            if not own and not depths[at]:
+                raise FastdraftError(
+                    f"row {rows[at]} has no token left to emit at position {positions[at]}: "
+                    "the logits processors masked the whole vocabulary"
+                )
         return choice
 
     def _follow(self, logits: torch.Tensor, drafts: StepDrafts) -> Choice:
@@ -334,28 +330,31 @@ class Decoding:
         nodes: list[int] = [-1 for _ in slots]
         paths: list[list[int]] = [[] for _ in slots]
         tokens: list[list[int]] = [[] for _ in slots]
-        logprobs: list[list[float]] = [[] for _ in slots]
+        logprobs: list[list[float]] | None = [[] for _ in slots] if self.keep_logprobs else None
         ended = None
         size = UNLIMITED if drafts.draft_logits and not self._one_by_one else 1
         while slots:
             chains = [drafts.chain(slot, nodes[slot], size) for slot in slots]
-            counts = list(map(len, chains))
-            lines = np.repeat(drafts.first_lines[slots] + 1, counts) + np.concatenate(chains)
+            lines = [
+                drafts.first_lines[slot] + 1 + node
+                for slot, chain in zip(slots, chains, strict=True)
+                for node in chain
+            ]
             own = lines_of(logits, lines)
             if self._one_by_one:
                 scores, choice = self._token(own, drafts, len(tokens[0]))
             else:
                 block = drafts.along(slots, [chain[1:] for chain in chains])
                 before = [tokens[slot] for slot in slots]
-                scores, choice = self._block(own, running[slots], before, block)
-            staying = []
-            for at, (slot, chain, first) in enumerate(
-                zip(slots, chains, np.cumsum([0, *counts[:-1]]), strict=True)
-            ):
-                found = [each for each in choice.tokens[at, : len(chain)].tolist() if each >= 0]
-                if choice.logprobs is not None:
-                    logprobs[slot] += choice.logprobs[at, : len(found)].tolist()
-                self._keep(int(running[slot]), scores, own, first + np.arange(len(found)))
+                rows = [running[slot] for slot in slots]
+                scores, choice = self._block(own, rows, before, block)
+            staying, first = [], 0
+            for at, (slot, chain) in enumerate(zip(slots, chains, strict=True)):
+                found = choice.tokens[at][: len(chain)]
+                if logprobs is not None and choice.logprobs is not None:
+                    logprobs[slot] += choice.logprobs[at][: len(found)]
+                self._keep(running[slot], scores, own, range(first, first + len(found)))
+                first += len(chain)
                 tokens[slot] += found
                 paths[slot] += chain[1 : len(found)]
                 child = drafts.child(slot, chain[len(found) - 1], found[-1]) if found else None
@@ -364,34 +363,28 @@ class Decoding:
                     staying.append(slot)
             if self._one_by_one:
                 ended = self._ends_with(tokens)
-                if ended.any() or len(staying) < len(slots):
+                if any(ended) or len(staying) < len(slots):
                     break
             for slot in staying:
                 paths[slot].append(nodes[slot])
             slots, size = staying, 1 if self._one_by_one else 2 * size
-        return Choice(
-            _table(tokens, np.int32),
-            None if drafts.are_chains else _table(paths, np.int32),
-            _table(logprobs, np.float32) if self.keep_logprobs else None,
-            ended=ended,
-        )
+        return Choice(tokens, None if drafts.are_chains else paths, logprobs, ended=ended)
 
     def _block(
         self,
         logits: torch.Tensor,
-        rows: NDArray[np.int64],
+        rows: Sequence[int],
         before: Sequence[Sequence[int]],
         block: StepDrafts,
     ) -> tuple[torch.Tensor, Choice]:
         """Verifies chains of some rows, behind the tokens that each has emitted in this step, after
         processors that are all known. Gives the scores too."""
         tails = [[*own, *tail] for own, tail in zip(before, block.tolist(), strict=True)]
-        positions = self._behind(rows, tails, 1 + block.counts)
+        positions = self._behind(rows, tails, [1 + count for count in block.counts])
         # A copy, since processors may write to what they are given.
         scores = self.processors.at_positions(logits.to(torch.float32, copy=True), positions)
-        depths = np.array(list(map(len, before)))
         likeliest = 0 if block.draft_logits else self._likeliest
-        choice = self._verify(scores, block, rows, depths, likeliest=likeliest)
+        choice = self._verify(scores, block, rows, list(map(len, before)), likeliest=likeliest)
         if choice.likeliest is not None:
             self._learn(positions.ends(2), choice)
         return scores, choice
@@ -411,10 +404,11 @@ class Decoding:
             ],
         )
         # What would follow a drawn token is not known yet: its line decides nothing.
-        again = np.repeat(np.arange(len(running)), drawn.counts + 1)
-        depths = np.full(len(running), depth)
+        again = [at for at, count in enumerate(drawn.counts) for _ in range(count + 1)]
+        depths = [depth] * len(running)
         choice = self._verify(lines_of(scores, again), drawn, running, depths)
-        self.rows.write(running, choice.tokens, np.ones_like(depths), behind=depth)
+        for row, own in zip(running, choice.tokens, strict=True):
+            self.rows.write(row, own[:1], behind=depth)
         return scores, choice
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
@@ -427,7 +421,7 @@ class Decoding:
         if len(self._running) == len(self.rows):
             processed: torch.Tensor = self.processors.all(text, scores)
             return processed
-        (places,) = on_device(scores.device, self._running)
+        (places,) = on_device(scores.device, np.array(self._running))
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
         whole[places] = scores
         processed = self.processors.all(text, whole)
@@ -435,21 +429,23 @@ class Decoding:
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
         """The texts of all rows as plain decoding has them, those that have ended padded."""
-        lengths = self.rows.lengths
+        lengths = np.array(self.rows.lengths(range(len(self.rows))))
         lengths[self._running] += depth
         text = self.rows.text[:, : lengths[self._running[0]]].copy()
         text[np.arange(text.shape[1]) >= lengths[:, None]] = self.padding
         return on_device(device, text)[0]
 
-    def _ends_with(self, tokens: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+    def _ends_with(self, tokens: Sequence[Sequence[int]]) -> list[bool]:
         """Whether each running row ends with the last of its tokens of this step."""
         depth = len(tokens[0])
-        last = _table([own[-1:] for own in tokens], np.int32)
-        lengths = self.rows.lengths[self._running] + (depth - 1)
-        ended = self.criteria.stop_at(last, np.ones(len(last), np.int64), lengths) <= 1
+        lengths = self.rows.lengths(self._running)
+        ended = [
+            self.criteria.stop_at(own[-1:], length + depth - 1) <= 1
+            for own, length in zip(tokens, lengths, strict=True)
+        ]
         if self.criteria.read_text:
             stops = self.criteria.stop_rows(self._whole_text(depth, self.target.home))
-            ended |= stops[self._running]
+            ended = [own or bool(stops[row]) for own, row in zip(ended, self._running, strict=True)]
         return ended
 
     def shaped(
@@ -471,95 +467,84 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = self._behind(np.array(rows), tails, counts)
+        positions = self._behind(rows, tails, counts)
         # A copy, since processors may write to what they are given.
         scores = logits.to(torch.float32, copy=True)
         return self.warping(self.processors.at_positions(scores, positions))
 
     def _behind(
         self,
-        rows: NDArray[np.int64],
+        rows: Sequence[int],
         tails: Sequence[Sequence[int]],
-        counts: Sequence[int] | NDArray[Any],
+        counts: Sequence[int],
     ) -> Positions:
         """The positions behind the texts of rows and the first tokens of tails, as `Positions`."""
-        return Positions(self.rows.text, rows, self.rows.lengths[rows], tails, counts)
+        return Positions(self.rows.text, rows, self.rows.lengths(rows), tails, counts)
 
     def _conclude(self, choice: Choice) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows, running = self.rows, self._running
-        counts, ended = self._stopped(choice)
-        token_ids = choice.tokens[np.arange(choice.tokens.shape[1]) < counts[:, None]]
-        rows.grow(running, choice.tokens, counts)
-        offsets = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
-        self.drafter.observe_batch(rows.requests[running].tolist(), token_ids, offsets)
+        emitted, ended = self._stopped(choice)
+        for row, own in zip(running, emitted, strict=True):
+            rows.grow(row, own)
+        self.drafter.observe_batch(
+            [rows.requests[row] for row in running],
+            np.array([token for own in emitted for token in own], np.int32),
+            np.array([0, *accumulate(map(len, emitted))], np.int32),
+        )
 
-        if choice.raw_logprobs is not None:
-            assert choice.logprobs is not None
-            for slot, (row, count) in enumerate(zip(running, counts, strict=True)):
-                rows.logprobs[row].extend(choice.logprobs[slot, :count].tolist())
-                rows.raw_logprobs[row].extend(choice.raw_logprobs[slot, :count].tolist())
+        if choice.logprobs is not None and choice.raw_logprobs is not None:
+            for row, own, *kept in zip(
+                running, emitted, choice.logprobs, choice.raw_logprobs, strict=True
+            ):
+                rows.logprobs[row].extend(kept[0][: len(own)])
+                rows.raw_logprobs[row].extend(kept[1][: len(own)])
         if self.streamer is not None:
-            for token in token_ids.tolist():
+            for token in emitted[0]:
                 self.streamer.put(torch.tensor([token], device="cpu"))
 
-        if ended.any():
-            for row in running[ended]:
-                rows.stats[row] = self.session.finish(int(rows.requests[row]))
-            staying = places_after(ended.tolist())
-            self._running = running[staying]
+        if any(ended):
+            for row in compress(running, ended):
+                rows.stats[row] = self.session.finish(rows.requests[row])
+            staying = places_after(ended)
+            self._running = [running[slot] for slot in staying]
             if staying:
                 self.target.keep(staying)
 
-    def _stopped(self, choice: Choice) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """How many emitted tokens each row keeps, and whether the row ends with them."""
+    def _stopped(self, choice: Choice) -> tuple[list[list[int]], list[bool]]:
+        """What each row keeps of its emitted tokens, and whether the row ends with them."""
         running, criteria = self._running, self.criteria
-        counts, ended = choice.counts, choice.ended
+        emitted, ended = choice.tokens, choice.ended
         if ended is None:
-            stops = criteria.stop_at(choice.tokens, counts, self.rows.lengths[running])
-            ended = stops <= counts
-            counts = np.minimum(counts, stops)
+            ends = list(map(criteria.stop_at, emitted, self.rows.lengths(running)))
+            ended = [end <= len(own) for end, own in zip(ends, emitted, strict=True)]
+            emitted = [own[:end] for end, own in zip(ends, emitted, strict=True)]
             if criteria.read_text:
-                tails = [
-                    own[:count] for own, count in zip(choice.tokens.tolist(), counts, strict=True)
-                ]
-                places = self._behind(running, tails, counts)
-                (stopping,) = np.nonzero(criteria.stops(places, self.target.home))
-                # The first of each row's.
-                slots = np.repeat(np.arange(len(counts)), counts)[stopping]
-                slots, first = np.unique(slots, return_index=True)
-                counts[slots] = 1 + stopping[first] - (np.cumsum(counts) - counts)[slots]
-                ended[slots] = True
+                counts = list(map(len, emitted))
+                stops = criteria.stops(self._behind(running, emitted, counts), self.target.home)
+                of_rows = np.split(stops, list(accumulate(counts))[:-1])
+                for slot, stopping in enumerate(of_rows):
+                    if stopping.any():
+                        emitted[slot] = emitted[slot][: 1 + int(stopping.argmax())]
+                        ended[slot] = True
         if criteria.out_of_time():
-            ended = np.ones(len(running), bool)
-        return counts, ended
+            ended = [True] * len(running)
+        return emitted, ended
 
 
-def _table(lists: Sequence[Sequence[float]], kind: Any) -> NDArray[Any]:
-    """Rows of unequal length, padded with -1."""
-    table = np.full((len(lists), max(map(len, lists))), -1, kind)
-    for line, row in zip(table, lists, strict=True):
-        line[: len(row)] = row
-    return table
-
-
-def _kept(paths: NDArray[np.int32], longest: int) -> NDArray[np.int64]:
+def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
     """Which of its new tokens a row has to keep in each place, as `RowCache.compact` takes it."""
     kept = np.tile(np.arange(longest + 1), (len(paths), 1))
-    found = paths[:, :longest]
-    kept[:, 1 : found.shape[1] + 1] = np.where(
-        found < 0, kept[:, 1 : found.shape[1] + 1], found + 1
-    )
+    for own, path in zip(kept, paths, strict=True):
+        own[1 : len(path) + 1] = [node + 1 for node in path]
     return kept
 
 
-def _raw_logprobs(choice: Choice, logits: torch.Tensor, drafts: StepDrafts) -> NDArray[np.float32]:
+def _raw_logprobs(choice: Choice, logits: torch.Tensor, drafts: StepDrafts) -> list[list[float]]:
     """The log-probabilities of the emitted tokens under the model's own logits, as in `Choice`."""
-    emitted = choice.tokens >= 0
-    lines = choice.lines(drafts.first_lines)[emitted]
-    (chosen,) = on_device(logits.device, choice.tokens[emitted].astype(np.int64))
+    lines = [line for own in choice.lines(drafts.first_lines) for line in own]
+    tokens = np.array([token for own in choice.tokens for token in own], np.int64)
+    (chosen,) = on_device(logits.device, tokens)
     logprobs = lines_of(logits, lines).to(torch.float32).log_softmax(-1)
-    found = np.zeros(emitted.shape, np.float32)
-    found[emitted] = logprobs.gather(1, chosen[:, None])[:, 0].numpy(force=True)
-    return found
+    found = iter(logprobs.gather(1, chosen[:, None])[:, 0].tolist())
+    return [list(islice(found, len(own))) for own in choice.tokens]

@@ -59,7 +59,8 @@ def pad_token_id(config: GenerationConfig, criteria: PositionCriteria, rows: int
 def padded_sequences(decoding: Decoding, padding: int) -> torch.Tensor:
     """The texts of all rows, int64 (rows, longest), padded on the right."""
     rows = decoding.rows
-    lines = [torch.from_numpy(rows.text[row, :end]) for row, end in enumerate(rows.lengths)]
+    ends = rows.lengths(range(len(rows)))
+    lines = [torch.from_numpy(rows.text[row, :end]) for row, end in enumerate(ends)]
     return pad_sequence(lines, batch_first=True, padding_value=padding)
 
 

@@ -367,10 +367,10 @@ class Plan:
         return Rows(
             text,
             columns=columns,
-            places=np.full(len(text), UNLIMITED) if end is None else end - furthest,
-            prompt_tokens=shown.sum(1),
-            seeds=np.array(self._seeds or [0] * len(text), np.int64),
-            requests=np.array(requests, np.int64),
+            places=[UNLIMITED if end is None else end - at for at in furthest.tolist()],
+            prompt_tokens=shown.sum(1).tolist(),
+            seeds=self._seeds or [0] * len(text),
+            requests=requests,
         )
 
     def _keeps(self, name: str) -> bool:
@@ -390,7 +390,7 @@ class Plan:
         )
         if hands_cache_over:
             decoding.settle()
-            self._cache.write_back(self._prepared, int(rows.cached[0]))
+            self._cache.write_back(self._prepared, rows.cached([0])[0])
         row_stats = [stats for stats in rows.stats if stats is not None]
         fields: dict[str, Any] = {
             "sequences": padded_sequences(decoding, self._padding).to(self._input_ids.device),
@@ -402,7 +402,7 @@ class Plan:
             "assistants": None if self._models is None else self._models.assistants,
         }
         for name in filter(self._keeps, ("scores", "logits")):
-            fields[name] = by_step(getattr(rows, name), rows.emitted.tolist())
+            fields[name] = by_step(getattr(rows, name), rows.emitted)
         if self._asked.logprobs:
             for name in ("logprobs", "raw_logprobs"):
                 kept = getattr(rows, name)

@@ -87,12 +87,12 @@ class Positions:
     def __init__(
         self,
         text: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
+        rows: Sequence[int],
+        starts: Sequence[int],
         tails: Sequence[Sequence[int]],
-        counts: Sequence[int] | NDArray[Any],
+        counts: Sequence[int],
     ) -> None:
-        ends = starts + list(map(len, tails))
+        ends = np.array(starts) + list(map(len, tails))
         self._texts = np.zeros((len(rows), ends.max()), np.int64)
         for line, row, start, end, tail in zip(self._texts, rows, starts, ends, tails, strict=True):
             line[:start] = text[row, :start]
@@ -100,7 +100,7 @@ class Positions:
         self._lines = np.repeat(np.arange(len(rows)), counts)
         behind = [np.arange(1 - count, 1) for count in counts]
         self._lengths = ends[self._lines] + np.concatenate(behind)
-        self.rows = rows[self._lines]
+        self.rows = np.array(rows)[self._lines]
 
     def ends(self, count: int) -> NDArray[np.int64]:
         """The last tokens before each place, (places, count), -1 for those before the text."""
@@ -196,10 +196,10 @@ class PositionProcessors:
         for members, text in positions.by_length(scores.device):
             rows = positions.rows[members]
             call: Any = LogitsProcessorList(_of_rows(each, rows) for each in self._known)
-            parts.append(call(text, lines_of(scores, members)))
+            parts.append(call(text, lines_of(scores, members.tolist())))
             order.append(members)
         processed: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return lines_of(processed, np.concatenate(order).argsort())
+        return lines_of(processed, np.concatenate(order).argsort().tolist())
 
 
 def _of_rows(processor: Any, rows: NDArray[np.int64]) -> Any:
@@ -249,7 +249,6 @@ class PositionCriteria:
                 self._others.append(each)
         self.along_path = any(type(each) is not StopStringCriteria for each in self._others)
         self.read_text = bool(self._others)
-        self._eos = np.array(sorted(self.eos_ids), np.int64)
 
     def out_of_time(self) -> bool:
         if not self._timers:
@@ -257,27 +256,18 @@ class PositionCriteria:
         nothing = torch.empty((1, 0), dtype=torch.int64, device="cpu")
         return any(bool(timer(nothing, None)) for timer in self._timers)
 
-    def stop_at(
-        self, tokens: NDArray[np.int32], counts: NDArray[np.int64], lengths: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """How many emitted tokens of each row stand when one of them, or the length, ends it.
-
-        int64 (rows,), more than the row has where nothing ends it.
+    def stop_at(self, tokens: Sequence[int], length: int) -> int:
+        """How many of a row's emitted tokens stand when one of them, or the length, ends it; more
+        than it has where nothing does.
 
         Args:
-            tokens: (rows, width), the tokens that each row grew by.
-            counts: (rows,), how many of them these are, at least one.
-            lengths: (rows,), the rows' lengths before them, padding included.
+            tokens: The tokens that the row grew by, at least one.
+            length: Its length before them, padding included.
         """
-        stops = np.full(len(counts), UNLIMITED)
-        if self.max_length is not None:
-            stops = np.maximum(self.max_length - lengths, 1)
-        if self.eos_ids:
-            places = np.arange(tokens.shape[1])
-            ending = (tokens[:, :, None] == self._eos).any(2) & (places < counts[:, None])
-            first = np.where(ending.any(1), ending.argmax(1) + 1, UNLIMITED)
-            stops = np.minimum(stops, first)
-        return stops
+        stop = UNLIMITED if self.max_length is None else max(self.max_length - length, 1)
+        if self.eos_ids.isdisjoint(tokens):
+            return stop
+        return min(stop, 1 + next(at for at, token in enumerate(tokens) if token in self.eos_ids))
 
     def stops(self, positions: Positions, device: torch.device) -> NDArray[np.bool_]:
         """Whether each place, its text ending with the token just emitted, ends its row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ UNLIMITED = int(np.iinfo(np.int32).max)
 
 @dataclass
 class Rows:
-    """The rows of a generation, in arrays (rows,) of all that are decoded together.
+    """The rows of a generation: lists with an entry for each of all that are decoded together.
+
+    Lists, since most generations have one row, whose few numbers are dear in arrays.
 
     Attributes:
         text: (rows, columns) int64, the padded prompts and behind them what each row emits; grows.
@@ -44,15 +46,15 @@ class Rows:
 
     text: NDArray[np.int64]
     columns: int
-    places: NDArray[np.int64]
-    prompt_tokens: NDArray[np.int64]
-    seeds: NDArray[np.int64]
-    requests: NDArray[np.int64]
+    places: list[int]
+    prompt_tokens: list[int]
+    seeds: list[int]
+    requests: list[int]
 
     def __post_init__(self) -> None:
         count, self.prompt_columns = self.text.shape
-        self.emitted = np.zeros(count, np.int64)
-        self.last = np.full(count, -1, np.int64)
+        self.emitted = [0] * count
+        self.last = [-1] * count
         self.stats: list[DraftStats | None] = [None] * count
         self.scores: list[list[torch.Tensor]] = [[] for _ in range(count)]
         self.logits: list[list[torch.Tensor]] = [[] for _ in range(count)]
@@ -62,55 +64,38 @@ class Rows:
     def __len__(self) -> int:
         return len(self.text)
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each row, padding included."""
-        lengths: NDArray[np.int64] = self.emitted + self.prompt_columns
-        return lengths
+    def lengths(self, rows: Iterable[int]) -> list[int]:
+        """Tokens of some rows, padding included."""
+        return [self.emitted[row] + self.prompt_columns for row in rows]
 
-    @property
-    def cached(self) -> NDArray[np.int64]:
-        """The columns of each in the cache: all of its text but the token emitted last."""
-        return self.emitted + (self.columns - 1)
+    def cached(self, rows: Iterable[int]) -> list[int]:
+        """The columns of some rows in the cache: all of the text but the token emitted last."""
+        return [self.emitted[row] + self.columns - 1 for row in rows]
 
-    @property
-    def room(self) -> NDArray[np.int64]:
-        """How many tokens the model can place behind each row's last one."""
-        room: NDArray[np.int64] = np.maximum(self.places - self.emitted, 0)
-        return room
+    def room(self, rows: Iterable[int]) -> list[int]:
+        """How many tokens the model can place behind the last one of some rows."""
+        return [max(self.places[row] - self.emitted[row], 0) for row in rows]
 
-    def ends(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    def ends(self, rows: Sequence[int], count: int) -> NDArray[np.int64]:
         """The last tokens of some rows, (rows, count), -1 for those before the first column."""
-        columns = self.lengths[rows, None] + np.arange(-count, 0)
-        return np.where(columns < 0, -1, self.text[rows[:, None], columns.clip(0)])
+        columns = np.array(self.lengths(rows))[:, None] + np.arange(-count, 0)
+        return np.where(columns < 0, -1, self.text[np.array(rows)[:, None], columns.clip(0)])
 
-    def write(
-        self,
-        rows: NDArray[np.int64],
-        tokens: NDArray[np.int32],
-        counts: NDArray[np.int64],
-        *,
-        behind: int = 0,
-    ) -> None:
-        """Writes the first `counts` (rows,) of tokens (rows, width) `behind` the ends of some rows,
-        which do not grow by it."""
-        starts = self.lengths[rows] + behind
-        needed = int((starts + counts).max())
-        if needed > self.text.shape[1]:
-            grown = np.zeros((len(self), 2 * needed), np.int64)
+    def write(self, row: int, tokens: Sequence[int], *, behind: int = 0) -> None:
+        """Writes tokens `behind` the end of a row, which does not grow by it."""
+        start = self.emitted[row] + self.prompt_columns + behind
+        end = start + len(tokens)
+        if end > self.text.shape[1]:
+            grown = np.zeros((len(self), 2 * end), np.int64)
             grown[:, : self.text.shape[1]] = self.text
             self.text = grown
-        steps = np.arange(tokens.shape[1])
-        kept = steps < counts[:, None]
-        self.text[np.repeat(rows, counts), (starts[:, None] + steps)[kept]] = tokens[kept]
+        self.text[row, start:end] = tokens
 
-    def grow(
-        self, rows: NDArray[np.int64], tokens: NDArray[np.int32], counts: NDArray[np.int64]
-    ) -> None:
-        """Appends the first `counts` (rows,) of tokens (rows, width), each at least 1."""
-        self.write(rows, tokens, counts)
-        self.last[rows] = tokens[np.arange(len(rows)), counts - 1]
-        self.emitted[rows] += counts
+    def grow(self, row: int, tokens: Sequence[int]) -> None:
+        """Appends tokens, at least one."""
+        self.write(row, tokens)
+        self.last[row] = tokens[-1]
+        self.emitted[row] += len(tokens)
 
 
 def row_seeds(

@@ -139,7 +139,7 @@ class CachedModel:
     def forward(
         self,
         input_ids: NDArray[np.int64],
-        counts: NDArray[Any],
+        counts: Sequence[int],
         *,
         rows: Sequence[int],
         cached: Sequence[int],
@@ -152,7 +152,7 @@ class CachedModel:
         Args:
             input_ids: (rows, width), the new tokens of each row in the order of the cache. What
                 pads a row has to be its last token.
-            counts: (rows,), how many of them are no padding, at least one.
+            counts: How many of each row's are no padding, at least one.
             rows: The index of each row in the batch at the start.
             cached: Tokens of each row in the cache.
             wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
@@ -161,15 +161,15 @@ class CachedModel:
         """
         steps = np.arange(input_ids.shape[1])[None]
         depths, used = steps, None
-        if counts.min() < steps.shape[1]:
+        ends = np.array(counts)[:, None]
+        if min(counts) < steps.shape[1]:
             # Padding stands where a row's last token does: one place further on may not exist.
-            used = steps < counts[:, None]
-            depths = np.minimum(steps, counts[:, None] - 1)
+            used = steps < ends
+            depths = np.minimum(steps, ends - 1)
         if trees is not None:
             depths = trees.sum(-1) - 1
         columns = None
         if wanted is not None:
-            ends = counts[:, None]
             used = (steps < ends) & (steps >= ends - np.array(wanted)[:, None])
             columns = np.flatnonzero(used.any(0))
             used = used[:, columns]
@@ -181,13 +181,14 @@ class CachedModel:
             trees=trees,
             floors=floors,
             columns=columns,
-            counts=counts.tolist(),
+            counts=counts,
         )
         flat = logits.flatten(0, 1)
         if used is not None or len(rows) < logits.shape[0]:
             width = logits.shape[1]
             lines = np.array(self._places(rows))[:, None] * width + np.arange(width)
-            flat = lines_of(flat, lines.ravel() if used is None else lines[used])
+            chosen = lines.ravel() if used is None else lines[used]
+            flat = lines_of(flat, chosen.tolist())
         return flat.to(self.home)
 
     def _places(self, rows: Sequence[int]) -> Sequence[int]:
@@ -263,9 +264,9 @@ def prepares_plainly(model: Any) -> bool:
     return own is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
 
 
-def padded(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def padded(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], list[int]]:
     """The tokens of each row as `CachedModel.forward` takes them: (rows, width), and how many."""
-    counts = np.array(list(map(len, tokens)))
-    width = counts.max()
+    counts = list(map(len, tokens))
+    width = max(counts)
     ids = [[*row, *[row[-1]] * (width - len(row))] for row in tokens]
     return np.array(ids, np.int64), counts

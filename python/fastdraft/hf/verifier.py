@@ -5,6 +5,7 @@ The target's decoding loop and the stages of draft models verify by it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -34,48 +35,38 @@ class Choice(NamedTuple):
     """What the target made of the drafts of a step, on the host.
 
     Attributes:
-        tokens: int32 (rows, width), what each row emits, then -1: accepted tokens, then the
-            target's own unless all tokens of its scores are -inf.
-        paths: int32 (rows, n), the accepted tokens of each row, as indices within its draft, then
-            -1; `None` where all drafts are chains, of which it is the first ones.
+        tokens: What each row emits: accepted tokens, then the target's own unless all tokens of
+            its scores are -inf.
+        paths: The accepted tokens of each row, as indices within its draft; `None` where all drafts
+            are chains, of which it is the first ones.
         likeliest: int32 (lines, n), the likeliest tokens of each line of scores, -1 for what cannot
             come; `None` unless asked for.
         probabilities: float32 (lines, n), theirs.
-        logprobs: float32 (rows, width), the log-probability of each token in the distribution that
-            it was chosen from; `None` unless asked for.
+        logprobs: The log-probability of each token in the distribution that it was chosen from;
+            `None` unless asked for.
         raw_logprobs: The same under the softmax of the scores.
-        ended: bool (rows,), whether each row ends with its last token, where criteria were called
-            along the path.
+        ended: Whether each row ends with its last token, where criteria were called along the path.
     """
 
-    tokens: NDArray[np.int32]
-    paths: NDArray[np.int32] | None = None
-    logprobs: NDArray[np.float32] | None = None
-    raw_logprobs: NDArray[np.float32] | None = None
+    tokens: list[list[int]]
+    paths: list[list[int]] | None = None
+    logprobs: list[list[float]] | None = None
+    raw_logprobs: list[list[float]] | None = None
     likeliest: NDArray[np.int32] | None = None
     probabilities: NDArray[np.float32] | None = None
-    ended: NDArray[np.bool_] | None = None
+    ended: list[bool] | None = None
 
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """How many tokens each row emits: (rows,)."""
-        counts: NDArray[np.int64] = (self.tokens >= 0).sum(1)
-        return counts
-
-    def tolist(self) -> list[list[int]]:
-        """The tokens of each row."""
-        tokens, counts = self.tokens.tolist(), self.counts.tolist()
-        return [row[:count] for row, count in zip(tokens, counts, strict=True)]
-
-    def lines(self, firsts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The line of scores that each token was chosen from, `firsts` (rows,) being a row's first:
-        (rows, width); behind a row's tokens any."""
-        steps = np.arange(self.tokens.shape[1])
-        if self.paths is None or self.paths.shape[1] == 0:
-            return firsts[:, None] + steps
-        nodes = np.concatenate([np.full((len(firsts), 1), -1), self.paths], 1)
-        lines: NDArray[np.int64] = firsts[:, None] + 1 + nodes[:, : len(steps)]
-        return lines
+    def lines(self, firsts: Iterable[int]) -> list[list[int]]:
+        """The line of scores that each token was chosen from, given each row's first one."""
+        if self.paths is None:
+            return [
+                list(range(first, first + len(own)))
+                for first, own in zip(firsts, self.tokens, strict=True)
+            ]
+        return [
+            [first, *(first + 1 + node for node in path)][: len(own)]
+            for first, path, own in zip(firsts, self.paths, self.tokens, strict=True)
+        ]
 
 
 class Verifier:
@@ -97,8 +88,8 @@ class Verifier:
         scores: torch.Tensor,
         drafts: StepDrafts,
         *,
-        seeds: NDArray[np.int64] | None,
-        positions: NDArray[np.int64] | None,
+        seeds: Sequence[int] | None,
+        positions: Sequence[int],
         likeliest: int = 0,
     ) -> Choice:
         """Verifies the drafts of a step: greedily without seeds, else by sampling.
@@ -106,8 +97,8 @@ class Verifier:
         Args:
             scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
             drafts: The drafts; chains where some were drawn.
-            seeds: (rows,), the seed of each row, for its random numbers.
-            positions: (rows,), the position of each row's first emitted token, for the same.
+            seeds: The seed of each row, for its random numbers.
+            positions: The position of each row's first emitted token, for the same.
             likeliest: How many of each line's likeliest tokens to find; none where drafts were
                 drawn.
         """
@@ -115,8 +106,8 @@ class Verifier:
         arrays = [drafts.token_ids.astype(np.int64), drafts.offsets.astype(np.int64)]
         if not drafts.are_chains:
             arrays.append(drafts.parents.astype(np.int64))
-        if seeds is not None and positions is not None:
-            arrays += seeds, positions
+        if seeds is not None:
+            arrays += np.array(seeds, np.int64), np.array(positions, np.int64)
         ids, offsets, *more = on_device(scores.device, *arrays)
         memory = self._memory(scores, drafts, is_drawn=bool(drafts.draft_logits))
         options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
@@ -180,7 +171,7 @@ def _read(verified: Verified) -> Choice:
     if verified.likeliest is not None:
         parts["likeliest"], parts["probabilities"] = verified.likeliest
     if len(parts) == 1:
-        return Choice(verified.token_ids.numpy(force=True))
+        return Choice(_without_padding(verified.token_ids.tolist()))
     bits = [each.view(torch.int32) if each.is_floating_point() else each for each in parts.values()]
     flat = torch.cat([each.reshape(-1) for each in bits])
     ends = np.cumsum([part.numel() for part in parts.values()])[:-1]
@@ -190,4 +181,16 @@ def _read(verified: Verified) -> Choice:
     ):
         kind = np.float32 if part.is_floating_point() else np.int32
         found[name] = array.view(kind).reshape(part.shape)
+    for name in ("tokens", "paths"):
+        if name in found:
+            found[name] = _without_padding(found[name].tolist())
+    for name in ("logprobs", "raw_logprobs"):
+        if name in found:
+            rows = zip(found[name].tolist(), found["tokens"], strict=True)
+            found[name] = [values[: len(own)] for values, own in rows]
     return Choice(**found)
+
+
+def _without_padding(rows: list[list[int]]) -> list[list[int]]:
+    """Rows of numbers up to the first -1."""
+    return [row[: row.index(-1)] if row and row[-1] < 0 else row for row in rows]

@@ -440,20 +440,19 @@ class Stage:
         asked = [self._requests[request] for request in tails]
         texts = [tail + draft for tail, draft in zip(tails.values(), below.tolist(), strict=True)]
         rows = [each.row for each in asked]
-        scores = self.scoring(logits, rows, texts, (below.counts + 1).tolist()).to(torch.float32)
+        counts = [1 + count for count in below.counts]
+        scores = self.scoring(logits, rows, texts, counts).to(torch.float32)
         seeds = None
         if self.samples:
             behind = [len(pending[request]) for request in tails]
-            seeds = np.array(
-                [
-                    _mixed(each.seed, self.level, len(each.text), count)
-                    for each, count in zip(asked, behind, strict=True)
-                ]
-            )
+            seeds = [
+                _mixed(each.seed, self.level, len(each.text), count)
+                for each, count in zip(asked, behind, strict=True)
+            ]
         lengths = zip(asked, tails.values(), strict=True)
-        positions = np.array([len(each.text) + len(tail) for each, tail in lengths])
+        positions = [len(each.text) + len(tail) for each, tail in lengths]
         choice = self._verifier(scores, below, seeds=seeds, positions=positions)
-        return scores, choice.tolist()
+        return scores, choice.tokens
 
     def _drop_ended(self) -> None:
         if self._ended.isdisjoint(self._slots):
