@@ -27,6 +27,7 @@ TITLES = {
     "vllm": "vLLM n-gram",
     "arctic": "Arctic suffix decoding",
     "arctic-local": "Arctic, no memory",
+    "arctic-best": "Arctic, its best settings",
 }
 # As results call them.
 PEERS = {
@@ -77,6 +78,9 @@ def speed_by_token_cost() -> dict[str, dict[float, float]]:
     found: dict[str, dict[float, float]] = {}
     for run in all_speeds():
         found.setdefault(run.name, {})[run.token_cost] = geometric_mean(run.families.values())
+    for row in result("best_arctic")["best"]:
+        if row["Arctic"] == "chains":
+            found.setdefault("arctic-best", {})[row["token cost"]] = row["geometric mean"]
     return found
 
 
@@ -154,14 +158,14 @@ def draw_speed_by_token_cost() -> Figure:
     figure, axes = lines(data)
     mark_plain(axes, 0, "left")
     axes.set(
-        xlabel="what a draft token costs, as a fraction of a step of the target",
+        xlabel="cost of a draft token, as a fraction of a forward pass",
         ylabel="modelled speed, times plain",
         ylim=(0.5, None),
     )
     axes.set_xticks(sorted({cost for points in data.values() for cost in points}))
     runs = result("replay")["runs"][0]["families"]
     requests = sum(family["requests"] for family in runs.values())
-    axes.set_title(f"{requests:,} recorded requests of {len(runs)} kinds, geometric mean")
+    axes.set_title(f"{requests:,} recorded requests of {len(runs)} workloads, geometric mean")
     axes.legend()
     return figure
 
@@ -192,9 +196,7 @@ def draw_throughput() -> Figure:
         ends = list(lowest[name].values()), list(highest[name].values())
         axes.vlines(list(data[name]), *ends, color=look["color"], linewidth=1)
     mark_plain(axes, rows[-1], "right")
-    axes.set(
-        xscale="log", xlabel="requests at once", ylabel="tokens by processor time, times plain"
-    )
+    axes.set(xscale="log", xlabel="concurrency", ylabel="tokens by processor time, times plain")
     axes.xaxis.set_major_locator(FixedLocator(rows))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -214,8 +216,8 @@ def draw_reliability() -> Figure:
             list(points), list(points.values()), marker, color=color, markersize=6, label=name,
             markerfacecolor="none" if marker == "s" else color,
         )  # fmt: skip
-    axes.set(xlabel="predicted chance of acceptance", ylabel="accepted", aspect="equal")
-    axes.set_title("Reliability of the chances")
+    axes.set(xlabel="predicted probability of acceptance", ylabel="accepted", aspect="equal")
+    axes.set_title("Reliability of the probabilities")
     axes.grid()
     axes.legend()
     return figure

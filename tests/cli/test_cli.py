@@ -9,9 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 import transformers
@@ -444,3 +446,27 @@ def test_the_real_model_copies_the_file_that_it_edits() -> None:
     assert found.median(Mode.FASTDRAFT).forwards < 8
     assert target.decode(found.median(Mode.FASTDRAFT).tokens).strip().startswith("y = 0.30*r")
     assert found.is_exact
+
+
+def test_one_name_for_one_kind_of_value() -> None:
+    """--tokenizer and --model name a model, files are FILE, wherever a command takes them."""
+
+    def walk(command: click.Command) -> Iterator[tuple[str, str]]:
+        context = click.Context(command)
+        for each in command.params:
+            # Replay's --model is a choice of computed costs, which its help lists.
+            if isinstance(each, click.Option) and not isinstance(each.type, click.Choice):
+                yield each.opts[0], each.make_metavar(context)
+        for inner in getattr(command, "commands", {}).values():
+            yield from walk(inner)
+
+    names: dict[str, set[str]] = {}
+    for option, metavar in walk(app):
+        names.setdefault(metavar, set()).add(option)
+    assert names["MODEL"] == {"--model", "--tokenizer"}
+    assert names["ADDRESS"] == {"--ray"}
+    files = {"--datastore", "--html", "--json", "--plot", "--prediction", "--prompt", "--svg"}
+    assert files <= names["FILE"] | names["BOOLEAN"] and names["FILE"] <= files
+    assert not [
+        each for each in names if re.search("PATH|FOLDER|DIRECTORY", each) and "=" not in each
+    ]

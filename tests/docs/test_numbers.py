@@ -168,6 +168,30 @@ def test_the_front_page() -> None:
         ]
 
 
+def test_the_first_page_names_the_worst_that_was_measured() -> None:
+    served = [row["fastdraft-v1"] for row in results("serving_live")["rows"]]
+    decoded = [each["modes"]["fastdraft"]["speedup"] for each in results("demo")["requests"]]
+    worst = min(each["tokens_per_processor_second_of_plain"][0] for each in served)
+    worst = min(worst, *(each["median"] for each in decoded))
+    found = " ".join(FRONT.read_text().split())
+    assert f"Worst measured, on a CPU: {worst:.2f} times plain speed for a workload" in found
+    (slowest,) = re.findall(r"The worst single answer took ([\d.]+) times", SERVING.read_text())
+    assert f"{1 / float(slowest):.2f} for a single short answer" in found
+
+
+def test_the_engines_page_has_the_first_pages_proposals() -> None:
+    _, peer, ours = row_of(FRONT, "proposing")
+    took, ratio = ours.split(", ", 1)
+    text = f"a median proposal takes {took} beside {peer.removesuffix(' (Arctic)')}: {ratio}"
+    assert text in ENGINE.read_text()
+
+
+def test_pages_count_the_lines_of_the_serving_loop() -> None:
+    count = len((ROOT / "examples" / "serving" / "loop.py").read_text().splitlines())
+    for name in ("README.md", "docs/guides/your-own-loop.md", "examples/README.md"):
+        assert re.search(rf"\b{count} lines", (ROOT / name).read_text()), (name, count)
+
+
 def speedup(mode: Any) -> str:
     """Times plain, with the interval."""
     return "{median:.2f}x, {low:.2f} to {high:.2f}".format(**mode["speedup"])

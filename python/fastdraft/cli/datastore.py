@@ -44,9 +44,9 @@ def datastore() -> None:
 @click.argument("inputs", metavar="INPUTS...", nargs=-1, required=True, type=FILE)
 @click.option(
     "--tokenizer",
-    type=click.Path(exists=True, path_type=Path),
-    help="A tokenizer.json, or the folder of one; needed for text, and kept with the store to "
-    "recognise it by.",
+    metavar="MODEL",
+    help="The model whose tokens these are: a folder, a tokenizer.json, or a name on the Hugging "
+    "Face hub; needed for text, and kept with the store to recognise it by.",
 )
 @click.option(
     "--field",
@@ -63,7 +63,7 @@ def datastore() -> None:
 def build(
     output: Path,
     inputs: tuple[Path, ...],
-    tokenizer: Path | None,
+    tokenizer: str | None,
     field: str,
     answers: bool,
     address: str | None,
@@ -160,15 +160,15 @@ def info(file: Path, verify: bool) -> None:
 @click.argument("text")
 @click.option(
     "--tokenizer",
-    type=click.Path(exists=True, path_type=Path),
-    help="The tokenizer.json that the store was built with, or its folder. Without it, TEXT is "
-    "token ids, such as '17 4 99'.",
+    metavar="MODEL",
+    help="The model of --tokenizer when the store was built. Without it, TEXT is token ids, such "
+    "as '17 4 99'.",
 )
 @click.option("--most", type=NUMBER, default=8, show_default=True, help="How many places to show.")
 @click.option(
     "--tokens", type=NUMBER, default=16, show_default=True, help="How many tokens of each to show."
 )
-def query(file: Path, text: str, tokenizer: Path | None, most: int, tokens: int) -> None:
+def query(file: Path, text: str, tokenizer: str | None, most: int, tokens: int) -> None:
     """Show where the last tokens of TEXT occur in a frozen datastore, and what follows them."""
     texts = None if tokenizer is None else TextTokenizer(tokenizer)
     if texts is not None:
@@ -298,10 +298,13 @@ def _tokenised_by(
     cluster: Cluster,
     inputs: Sequence[Path],
     read: Callable[[Sequence[Path], TextTokenizer | None], Iterator[_Part]],
-    tokenizer: Path | None,
+    tokenizer: str | None,
 ) -> Iterator[_Part]:
     """The same parts, each file's by a task of its own."""
-    where = None if tokenizer is None else tokenizer.resolve()
+    # The nodes work in folders of their own.
+    where = tokenizer
+    if where is not None and Path(where).exists():
+        where = str(Path(where).resolve())
 
     def file_parts(path: Path) -> Iterator[list[_Part]]:
         # The other cores have tasks of their own.
@@ -310,7 +313,6 @@ def _tokenised_by(
         for batch in _batches(read((path,), texts)):
             yield _encode(batch, texts)
 
-    # The nodes work in folders of their own.
     return chain.from_iterable(cluster.run(file_parts, [path.resolve() for path in inputs]))
 
 
