@@ -55,6 +55,12 @@ def test_shares_and_speeds_are_those_by_hand() -> None:
     assert sentence(RESULTS[0]) == told
 
 
+def test_one_session_says_nothing_about_others() -> None:
+    """Its calls are not independent: an interval of no width would promise too much."""
+    one = sentence(result("default", 0.0, code=[(10, 40, 50)]))
+    assert "4.00 times as fast (of one session: no interval)" in one
+
+
 def test_equal_requests_have_no_interval() -> None:
     equal = result("default", 0.0, code=[(10, 40, 50)] * 9)
     assert "4.00 times as fast (95 % interval 4.00 to 4.00)" in sentence(equal)

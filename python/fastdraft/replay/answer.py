@@ -40,7 +40,10 @@ def sentence(result: ReplayResult) -> str:
     steps, emitted, _ = counts if np.ndim(counts) else (0, 0, 0)
     calls = sum(family.requests for family in result.families.values())
     priced = result.priced()
-    low, high = np.percentile(resampled_speeds(priced, np.random.default_rng(0)), [2.5, 97.5])
+    interval = "of one session: no interval"
+    if len(priced) > 1:
+        speeds = resampled_speeds(priced, np.random.default_rng(0))
+        interval = "95 % interval {:.2f} to {:.2f}".format(*np.percentile(speeds, [2.5, 97.5]))
     costs = f"the first draft token costs {result.token_cost:.1%} of a forward pass"
     if result.curve is None:
         costs = f"a draft token costs {result.token_cost:.1%} of a forward pass"
@@ -48,7 +51,7 @@ def sentence(result: ReplayResult) -> str:
     return (
         f"On these {calls:,} calls, {together}, {result.drafter_name} would save "
         f"{1 - steps / max(1, emitted):.0%} of the model's forward passes: {speed_of(priced):.2f} "
-        f"times as fast (95 % interval {low:.2f} to {high:.2f}) where {costs}."
+        f"times as fast ({interval}) where {costs}."
     )
 
 

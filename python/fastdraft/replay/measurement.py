@@ -74,10 +74,10 @@ def paired_ratio(figures: Sequence[float], others: Sequence[float]) -> Ratio:
     ratios = sorted(one / other for one, other in zip(figures, others, strict=True))
     count = len(ratios)
     # How many ratios lie outside the interval at each end, by the binomial distribution.
-    cut, chance = 0, 0.5**count
-    while cut + 1 < count / 2 and chance + math.comb(count, cut + 1) * 0.5**count <= 0.025:
+    cut, probability = 0, 0.5**count
+    while cut + 1 < count / 2 and probability + math.comb(count, cut + 1) * 0.5**count <= 0.025:
         cut += 1
-        chance += math.comb(count, cut) * 0.5**count
+        probability += math.comb(count, cut) * 0.5**count
     return Ratio(statistics.median(ratios), ratios[cut], ratios[-1 - cut])
 
 
