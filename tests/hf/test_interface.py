@@ -33,7 +33,6 @@ from hf_models import (
     Generous,
     TreeBatch,
     assert_decodes,
-    drawn,
     edited,
     plain_tokens,
     repetitive_batch,
@@ -230,24 +229,11 @@ def test_the_cache_goes_by_each_name_that_transformers_takes(model: Any, name: s
     assert getattr(output, name) is output[name] is cache
 
 
-def _dory() -> Any:
-    """Repeats its layers, which get caches of their own in the first forward."""
-    if not hasattr(transformers, "DoryConfig"):
-        pytest.skip("this transformers has no Dory")
-    config = transformers.DoryConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
-        n_input_layers=1, n_output_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, sliding_window=11, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=1,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    return drawn(transformers.AutoModelForCausalLM.from_config, config)
-
-
 WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2", "phi3", "gpt_oss"]
 
 
 def _precise(family: str) -> Any:
-    model = _dory() if family == "dory" else tiny_model(family)
+    model = tiny_model(family)
     # Its experts take no float64.
     return model if family == "gpt_oss" else model.double()
 

@@ -121,6 +121,14 @@ def test_rows_that_have_ended_stay_as_padding(
         assert {rows for rows, _ in shapes} == {len(LIMITS)}
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_model_that_copies_layers_of_the_cache(rows: int) -> None:
+    model = tiny_model("dory").double()
+    for drafts in ("predicted", "trees"):
+        inputs = repetitive_batch(rows)
+        assert_decodes(model, inputs, drafts, ours=STATIC, exact=True, max_new_tokens=NEW)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_padded_row_that_ends_with_its_first_token(family: str, row: int) -> None:

@@ -88,6 +88,11 @@ class _Places:
     at: torch.Tensor | None = None
     length: Any = 0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Places:
+        """Itself: a model that repeats its layers copies those of the cache in its first forward,
+        and the copies write where the others do."""
+        return self
+
 
 class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, (rows, heads, columns, head size) each.
