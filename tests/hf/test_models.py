@@ -14,7 +14,14 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
-from hf_models import VOCABULARY, assert_decodes, drawn, repetitive_batch, tiny_model
+from hf_models import (
+    VOCABULARY,
+    Forester,
+    assert_decodes,
+    drawn,
+    repetitive_batch,
+    tiny_model,
+)
 from watches import counted_forwards
 
 pytestmark = pytest.mark.slow
@@ -112,10 +119,13 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "mask_token_id": 5},
         "model must be causal, got XLMWithLMHeadModel",
     ),
-    "ProphetNetForCausalLM": (_PROPHET, "stands alone in its forward"),
+    "ProphetNetForCausalLM": (
+        _PROPHET,
+        "ProphetNetForCausalLM cannot verify drafts: several tokens in one forward must be what",
+    ),
     "CpmAntForCausalLM": (
         {**_CPM_ANT, "num_hidden_layers": 1, "prompt_length": 4},
-        "model must be causal, got CpmAntForCausalLM",
+        "CpmAntForCausalLM cannot verify drafts: several tokens in one forward must be what",
     ),
     "T5ForConditionalGeneration": (
         {"d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
@@ -133,10 +143,32 @@ def test_models_that_cannot_verify_drafts_are_refused(name: str, inside: bool) -
     decode = functools.partial(hf.generate, model)
     if inside:
         decode = functools.partial(model.generate, custom_generate=hf.speculate())
+    inputs = repetitive_batch(1)
     with counted_forwards(model) as widths, pytest.raises(InvalidValueError, match=message):
-        decode(**repetitive_batch(1), **OPTIONS)
-    # transformers runs an encoder before it decodes.
-    assert len(widths) <= (inside and name.startswith("T5"))
+        decode(**inputs, **OPTIONS)
+    # The prompt is not run. The probe's is shorter; transformers runs an encoder before it decodes.
+    prompt = inputs["input_ids"].shape[1]
+    assert sum(width >= prompt for width in widths) <= (inside and name.startswith("T5"))
+
+
+class _Flat(transformers.LlamaForCausalLM):
+    """Drops the masks that it is given, as models with inputs of their own may."""
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        inputs: dict[str, Any] = super().prepare_inputs_for_generation(*args, **kwargs)
+        return {**inputs, "attention_mask": None}
+
+
+def test_a_model_that_cannot_verify_trees_gets_chains() -> None:
+    """The probe asks it; without masks a tree's branches see each other."""
+    llama = tiny_model("llama")
+    model = drawn(_Flat, llama.config).double()
+    inputs = repetitive_batch(1)
+    said = model.generate(**inputs, **OPTIONS)[:, inputs["input_ids"].shape[1] :]
+    drafter = Forester(said.tolist())
+    output = hf.generate(model, **inputs, **OPTIONS, drafter=drafter)
+    assert torch.equal(output.sequences[:, -said.shape[1] :], said)
+    assert sum(drafter.accepted) > 0
 
 
 def test_text_without_pictures_decodes_with_cross_attention_left_out() -> None:

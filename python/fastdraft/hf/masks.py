@@ -44,6 +44,7 @@ class Masks:
     Attributes:
         visible: The same, bool, on the host.
         needed: What the masks made here need and the model lacks; `None` where it takes them.
+        takes_trees: Whether the model's layers take the masks of trees.
 
     Raises:
         InvalidValueError: The rows need a mask and the model's attention takes none of this form,
@@ -65,7 +66,7 @@ class Masks:
         )
         named = set(layer_types or ())
         # Of a tree's tokens a state would hold other branches too.
-        self._has_states = any(
+        has_states = any(
             name in ("conv", "linear_attention") or name.startswith("hybrid") for name in named
         )
         self._without = sorted(named.intersection(_WITHOUT))
@@ -89,6 +90,7 @@ class Masks:
         if needed is not None and (visible is not None or rows > 1):
             raise InvalidValueError(f"batches and padded prompts need {needed}")
         self.needed = needed
+        self.takes_trees = needed is None and not has_states
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
         self._is_fixed = is_fixed
         self._columns = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -105,11 +107,6 @@ class Masks:
                     "attention_mask must hide padding at the front alone, got row "
                     f"{row}, which hides column {column} behind others: pad on the left"
                 )
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether the model's layers take the masks of trees."""
-        return self.needed is None and not self._has_states
 
     def plan(
         self,

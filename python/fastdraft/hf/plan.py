@@ -36,6 +36,7 @@ from fastdraft.hf.requirements import (
     own_cache,
     require_supported,
     require_verifying,
+    says_it_is_causal,
 )
 from fastdraft.hf.rows import UNLIMITED, Rows, row_seeds, row_texts
 from fastdraft.hf.static import (
@@ -202,20 +203,28 @@ class Plan:
         self._ask(rows)
 
     def _ask(self, rows: int) -> None:
-        """Refuses a model whose forwards cannot verify drafts, where its own code may say so."""
+        """Refuses a model whose forwards cannot verify drafts, or its trees, where there may be
+        doubt: the model prepares its inputs itself, has recurrent layers, or does not say that it
+        is causal."""
+        model = self._model
         recurs = getattr(self._cache, "has_recurrent_layers", False)
         if isinstance(self._cache, StaticRowCache) or (
-            prepares_plainly(self._model) and not recurs
+            prepares_plainly(model) and not recurs and says_it_is_causal(model)
         ):
             return
-        problem = ask(
-            self._model,
-            Question(rows=min(rows, 2)),
-            cache=type(self._prepared).__name__,
-            decode=partial(_decode, self._model),
-        )
-        if problem is not None:
-            raise unfit(f"{type(self._model).__name__} cannot verify drafts: {problem}")
+        # The question with a tree has chains too: most models answer one question.
+        problem = None
+        for trees in (True, False) if self._masks.takes_trees else (False,):
+            problem = ask(
+                model,
+                Question(rows=min(rows, 2), trees=trees),
+                cache=type(self._prepared).__name__,
+                decode=partial(_decode, model),
+            )
+            if problem is None:
+                self._masks.takes_trees = trees
+                return
+        raise unfit(f"{type(model).__name__} cannot verify drafts: {problem}")
 
     def _choose_cache(self) -> None:
         """The cache of the rows, what runs the steps on it, and what their times are kept for."""

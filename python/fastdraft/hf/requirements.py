@@ -21,6 +21,7 @@ __all__ = [
     "require_mode",
     "require_supported",
     "require_verifying",
+    "says_it_is_causal",
 ]
 
 # What a prompt with images takes besides its tokens. The forwards behind it take nothing of it.
@@ -39,8 +40,6 @@ IMAGE_INPUTS: Final = frozenset(
 _TYPES: Final = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 # What makes the masks of windows in transformers.
 _WINDOW_MASKS: Final = ("create_chunked_causal_mask", "create_sliding_window_causal_mask")
-# Models that take no several tokens behind a cache, or let a token see those behind it.
-_ONE_BY_ONE: Final = ("cpmant", "prophetnet")
 # Models that keep what they know of images in the key-value cache, where placeholders in the text
 # stand for it.
 _WITH_IMAGES: Final = (
@@ -188,14 +187,17 @@ def _require_unindexed(model: Any, generation: GenerationConfig) -> None:
 
 def _require_causal(model: Any) -> None:
     """Refuses a model in which a token may see those behind it."""
-    modules = list(model.modules())
-    masks_later = any(getattr(each, "is_causal", False) for each in modules)
-    encodes = any(getattr(each, "is_decoder", None) is False for each in modules)
-    if model.config.model_type in _ONE_BY_ONE or (encodes and not masks_later):
+    encodes = any(getattr(each, "is_decoder", None) is False for each in model.modules())
+    if encodes and not says_it_is_causal(model):
         raise InvalidValueError(
             f"model must be causal, got {type(model).__name__}, in which a token depends on those "
-            "behind it or stands alone in its forward (an encoder without is_decoder=True?)"
+            "behind it (an encoder without is_decoder=True?)"
         )
+
+
+def says_it_is_causal(model: Any) -> bool:
+    """Whether attention layers of the model say that they hide later tokens."""
+    return any(getattr(each, "is_causal", False) for each in model.modules())
 
 
 def _require_masked_windows(model: Any, cache: Cache, longest: int) -> None:
