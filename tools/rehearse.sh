@@ -70,7 +70,7 @@ done
   wheel/bin/fastdraft replay --sample > replay.log
   printf '%s\n' '{"request": {}, "response": {"prompt_token_ids": [1, 2, 3], "choices": [{"token_ids": [1, 2, 3, 1, 2, 3]}]}}' \
     | gzip > log.jsonl.gz
-  wheel/bin/fastdraft replay log.jsonl.gz --report page.html >> replay.log
-  grep -q 'What drafts are worth on 1 requests' page.html
+  wheel/bin/fastdraft replay log.jsonl.gz --html page.html >> replay.log
+  grep -q '1 recorded requests, replayed' page.html
 )
 echo "The release could be uploaded: $index"
