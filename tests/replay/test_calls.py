@@ -1378,3 +1378,8 @@ def test_evaluations_that_only_score_text_are_no_calls() -> None:
     sample = {"doc_id": 0, "prompt_hash": "p", "target_hash": "t", "arguments": [["hi", " there"]]}
     found, reader, _ = read({**sample, "resps": [[["-1.5", "False"]]]})
     assert not found and reasons(reader) == {"no model call": 1}
+
+
+def test_an_answer_with_the_ids_of_its_prompt_is_a_call_by_itself() -> None:
+    ids = {"prompt_token_ids": [1, 2, 3], "choices": [{"token_ids": [1, 2]}]}
+    assert read(logged({}, ids))[0] == [([1, 2, 3], [1, 2])]

@@ -246,6 +246,8 @@ class Reader:
             yield from self._half((row.name, search(row.join, value)), half, answers)
             return
         half, answers = asked(request), choices(answer)
+        if half is None and answers and all(each.prompt_ids and each.ids for each in answers):
+            half = Asked()  # the answer has the ids of both
         if half is None:
             if kind in AROUND or not answers:
                 self.leave_out("no model call", f"{self._place}, which has {', '.join(value):.80}")
