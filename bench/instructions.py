@@ -1,4 +1,4 @@
-"""Counts the instructions of ten operations, which do not depend on what else a machine does.
+"""Counts the instructions of twelve operations, which do not depend on what else a machine does.
 
     python bench/instructions.py build/release/bench_operations --json results.json
 

@@ -1,4 +1,4 @@
-// Ten operations of the engine and its stores, whose instructions bench/instructions.py counts.
+// Twelve operations of the engine and its stores, whose instructions bench/instructions.py counts.
 // Each is a function of its name. Texts come from a generator of their own, so that every machine
 // does the same work. Prints the compiler, and how many calls of each operation were made.
 #include <algorithm>
@@ -6,11 +6,14 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
+#include "fastdraft/ngram_table.h"
 
 namespace {
 
@@ -81,6 +84,21 @@ EngineConfig trees() {
   return config;
 }
 
+// The same with a table of what others of these texts have in common.
+EngineConfig with_ngrams() {
+  const std::string path = "operations.fdn";
+  fastdraft::NgramTableWriter writer(path);
+  for (std::uint64_t seed = 1000; seed < 1200; ++seed) {
+    const Text text = Writer(seed).write(kDocument);
+    writer.add(text.data(), kDocument, static_cast<std::int64_t>(seed));
+  }
+  writer.finish();
+  EngineConfig config = chains();
+  config.drafter = fastdraft::CalibratedConfig{std::nullopt, fastdraft::NgramTable::open(path)};
+  std::remove(path.c_str());
+  return config;
+}
+
 // One request that decodes a text of its own.
 struct Decoding {
   Decoding(const EngineConfig& config, fastdraft::Stores stores, std::uint64_t seed)
@@ -125,6 +143,13 @@ FASTDRAFT_OPERATION void operation_propose_stored(Engine& engine, RequestId id) 
 FASTDRAFT_OPERATION void operation_propose_tree(Engine& engine, RequestId id) {
   engine.propose(id, {}, draft);
 }
+FASTDRAFT_OPERATION void operation_propose_ngrams(Engine& engine, RequestId id) {
+  engine.propose(id, {}, draft);
+}
+FASTDRAFT_OPERATION void operation_observe_ngrams(Engine& engine, RequestId id,
+                                                  const Token* emitted) {
+  engine.observe(id, emitted, 1);
+}
 FASTDRAFT_OPERATION void operation_observe(Engine& engine, RequestId id, const Token* emitted) {
   engine.observe(id, emitted, 1);
 }
@@ -166,6 +191,9 @@ int main() {
   }
   Decoding alone(chains(), {}, 2);
   decode(alone, operation_propose, operation_observe);
+  // The same text.
+  Decoding knowing(with_ngrams(), {}, 2);
+  decode(knowing, operation_propose_ngrams, operation_observe_ngrams);
   Decoding beside(chains(), {store}, 3);
   // It decodes what the store has text of.
   std::copy_n(stored.begin() + 1000, kCalls, beside.text.begin() + kPrompt);
@@ -190,7 +218,9 @@ int main() {
   const std::pair<const char*, std::int64_t> calls[] = {{"propose", kCalls},
                                                         {"propose_stored", kCalls},
                                                         {"propose_tree", kCalls},
+                                                        {"propose_ngrams", kCalls},
                                                         {"observe", kCalls},
+                                                        {"observe_ngrams", kCalls},
                                                         {"observe_stored", kCalls},
                                                         {"propose_batch", kBatchCalls},
                                                         {"observe_batch", kBatchCalls},

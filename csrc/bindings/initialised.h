@@ -14,6 +14,7 @@
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
+#include "fastdraft/ngram_table.h"
 
 namespace fastdraft::bindings {
 
@@ -57,6 +58,19 @@ using fastdraft::bindings::InitialisedCaster;
 
 template <>
 class type_caster<fastdraft::DraftBatch> : public InitialisedCaster<fastdraft::DraftBatch> {};
+
+template <>
+class type_caster<fastdraft::NgramTableWriter>
+    : public InitialisedCaster<fastdraft::NgramTableWriter> {};
+
+template <>
+class type_caster<fastdraft::NgramTable> : public InitialisedCaster<fastdraft::NgramTable> {};
+
+template <>
+class type_caster<std::shared_ptr<fastdraft::NgramTable>>
+    : public InitialisedCaster<
+          fastdraft::NgramTable,
+          copyable_holder_caster<fastdraft::NgramTable, std::shared_ptr<fastdraft::NgramTable>>> {};
 
 template <>
 class type_caster<fastdraft::DatastoreWriter>

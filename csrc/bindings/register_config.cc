@@ -8,6 +8,7 @@
 
 #include "fastdraft/config.h"
 #include "fastdraft/error.h"
+#include "fastdraft/ngram_table.h"
 #include "register.h"
 #include "typed_object.h"
 
@@ -53,6 +54,15 @@ DrafterConfig read_drafter(py::handle config) {
                             std::string(py::repr(tree_budget)) + " with " +
                             std::string(py::repr(chosen)));
   }
+  const py::object ngrams = config.attr("ngrams");
+  if (!ngrams.is_none() && !chosen.empty()) {
+    throw InvalidValueError("ngrams is for the default drafter, got " +
+                            std::string(py::repr(ngrams)) + " with " +
+                            std::string(py::repr(chosen)));
+  }
+  if (!ngrams.is_none() && !py::isinstance<NgramTable>(ngrams)) {
+    refuse("ngrams", "a table of n-grams or the path of one", ngrams);
+  }
   if (chosen.size() > 1) {
     throw InvalidValueError("at most one drafter can be chosen, got " +
                             std::string(py::repr(chosen)));
@@ -71,8 +81,12 @@ DrafterConfig read_drafter(py::handle config) {
   if (chosen.contains("recovery")) {
     return PredictedOutputsConfig{integer<std::int32_t>("recovery", chosen["recovery"])};
   }
-  if (tree_budget.is_none()) return CalibratedConfig{};
-  return CalibratedConfig{integer<std::int32_t>("tree_budget", tree_budget)};
+  CalibratedConfig calibrated;
+  if (!tree_budget.is_none()) {
+    calibrated.tree_budget = integer<std::int32_t>("tree_budget", tree_budget);
+  }
+  if (!ngrams.is_none()) calibrated.ngrams = ngrams.cast<std::shared_ptr<NgramTable>>();
+  return calibrated;
 }
 
 }  // namespace

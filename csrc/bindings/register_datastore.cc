@@ -15,6 +15,7 @@
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "fingerprint.h"
 #include "numpy.h"
 #include "register.h"
 #include "store/documents.h"
@@ -23,18 +24,6 @@ namespace fastdraft::bindings {
 namespace {
 
 namespace py = pybind11;
-
-std::optional<Fingerprint> fingerprint_of(const std::optional<py::bytes>& bytes) {
-  if (!bytes) return std::nullopt;
-  const std::string value(*bytes);
-  Fingerprint fingerprint;
-  if (value.size() != fingerprint.size()) {
-    throw InvalidValueError("fingerprint must be " + std::to_string(fingerprint.size()) +
-                            " bytes, got " + std::to_string(value.size()));
-  }
-  std::memcpy(fingerprint.data(), value.data(), value.size());
-  return fingerprint;
-}
 
 void check_open(const Datastore& store) {
   if (store.closed()) throw DatastoreClosedError("the datastore is closed");
@@ -218,9 +207,7 @@ Raises InvalidValueError below 0, DatastoreError for a frozen store, or Datastor
   store.def_property_readonly(
       "fingerprint",
       [](const Datastore& self) -> std::optional<py::bytes> {
-        if (!self.fingerprint()) return std::nullopt;
-        return py::bytes(reinterpret_cast<const char*>(self.fingerprint()->data()),
-                         self.fingerprint()->size());
+        return bytes_of(self.fingerprint());
       },
       "The fingerprint of the tokenizer that its tokens are of, 32 bytes, or None.");
   store.def_property_readonly(

@@ -19,12 +19,17 @@
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
+#include "fastdraft/ngram_table.h"
 #include "fastdraft/step_cost.h"
 #include "fastdraft/version.h"
 
 // NOLINTBEGIN(readability-identifier-naming): C names.
 struct fastdraft_datastore {
   std::shared_ptr<fastdraft::Datastore> store;
+};
+
+struct fastdraft_ngrams {
+  std::shared_ptr<const fastdraft::NgramTable> table;
 };
 
 struct fastdraft_engine {
@@ -176,9 +181,12 @@ Stores read_stores(fastdraft_datastore* const* datastores, std::int64_t count) {
 
 fastdraft::DrafterConfig read_drafter(const fastdraft_config& config) {
   switch (config.drafter) {
-    case FASTDRAFT_CALIBRATED:
-      if (config.tree_budget == 0) return fastdraft::CalibratedConfig{};
-      return fastdraft::CalibratedConfig{config.tree_budget};
+    case FASTDRAFT_CALIBRATED: {
+      fastdraft::CalibratedConfig calibrated;
+      if (config.tree_budget != 0) calibrated.tree_budget = config.tree_budget;
+      if (config.ngrams != nullptr) calibrated.ngrams = config.ngrams->table;
+      return calibrated;
+    }
     case FASTDRAFT_PROMPT_LOOKUP:
       return fastdraft::PromptLookupConfig{config.max_ngram};
     case FASTDRAFT_NGRAM:
@@ -320,6 +328,17 @@ fastdraft_status fastdraft_datastore_get_stats(const fastdraft_datastore* datast
 }
 
 void fastdraft_datastore_destroy(fastdraft_datastore* datastore) { delete datastore; }
+
+fastdraft_status fastdraft_ngrams_open(const char* path, const uint8_t* fingerprint,
+                                       fastdraft_ngrams** ngrams) {
+  return guarded([&] {
+    required(path, "path");
+    fastdraft_ngrams*& out = required(ngrams, "ngrams");
+    out = new fastdraft_ngrams{fastdraft::NgramTable::open(path, read_fingerprint(fingerprint))};
+  });
+}
+
+void fastdraft_ngrams_destroy(fastdraft_ngrams* ngrams) { delete ngrams; }
 
 fastdraft_status fastdraft_config_init(fastdraft_config* config) {
   return guarded([&] {

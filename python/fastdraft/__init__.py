@@ -14,6 +14,7 @@ from fastdraft.continuations import Continuations
 from fastdraft.datastore import Datastore
 from fastdraft.engine import Draft, DraftBatch, Engine, Offers, Source, Successors
 from fastdraft.memory import Memory
+from fastdraft.ngrams import NgramTable
 from fastdraft.stats import DraftStats
 
 __version__ = "0.2.0"
@@ -27,6 +28,7 @@ __all__ = [
     "DraftStats",
     "Engine",
     "Memory",
+    "NgramTable",
     "Offers",
     "Source",
     "Successors",

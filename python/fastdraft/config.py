@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 
 from fastdraft import _core
+from fastdraft.ngrams import NgramTable
 
 __all__ = ["MAX_REQUEST_TOKENS", "DraftConfig"]
 
@@ -30,6 +32,9 @@ class DraftConfig:
     token_cost: float = 0.02
     """What a further token in a target forward costs, as a fraction of a forward over one token,
     for calls that give no cost of their own. 0 drafts all of the lookahead."""
+    ngrams: NgramTable | str | os.PathLike[str] | None = None
+    """A table of n-grams to draft from where nothing can be copied, or the path of one, which is
+    opened. Only the default drafter takes one; its tokens must be those of the target."""
     max_ngram: int | None = None
     """Set by `prompt_lookup`; None for the default drafter."""
     ngram_order: int | None = None
@@ -160,6 +165,8 @@ class DraftConfig:
         return (self.max_ngram, self.ngram_order, self.recovery) == (None, None, None)
 
     def __post_init__(self) -> None:
+        if isinstance(self.ngrams, (str, os.PathLike)):
+            object.__setattr__(self, "ngrams", NgramTable.open(self.ngrams))
         _core.check_config(self)
 
     def __repr__(self) -> str:

@@ -38,8 +38,10 @@ class Source(IntEnum):
     """What another request, which still runs, has written."""
     TEMPLATE = 5
     """A template."""
-    OFFER = 6
-    """An offer of the first kind; 6 + i stands for the kind `Engine.offer_kinds[i]`. The engine did
+    NGRAMS = 6
+    """The engine's table of n-grams: text that is frequent anywhere."""
+    OFFER = 7
+    """An offer of the first kind; 7 + i stands for the kind `Engine.offer_kinds[i]`. The engine did
     not find the token itself."""
 
 

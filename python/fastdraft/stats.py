@@ -30,7 +30,7 @@ class DraftStats:
     """Those of them that were drafted from the prediction."""
     rejected_prediction_tokens: int = 0
     """Tokens drafted from the prediction that the target did not emit."""
-    accepted_by_source: tuple[int, ...] = (0,) * 7
+    accepted_by_source: tuple[int, ...] = (0,) * 8
     """The accepted ones by where they were found: `accepted_by_source[Source.READ_ONLY]`. Those of
     all kinds of offers are the last number. The sum is `accepted`, but some cannot be told where
     the host verified what it had drafted before (`Engine.continue_batch`), and none where no engine

@@ -1,4 +1,4 @@
-"""What ten operations of the core take in instructions stays what is committed."""
+"""What twelve operations of the core take in instructions stays what is committed."""
 
 from __future__ import annotations
 

@@ -954,7 +954,7 @@ def test_command_line_holds_few_of_many_short_documents(
         sizes.append(len(batch))
         return batch
 
-    monkeypatch.setattr("fastdraft.cli.datastore._encode", encode)
+    monkeypatch.setattr("fastdraft.cli.texts._encode", encode)
     np.save(tmp_path / "short.npy", np.arange(70_000, dtype=np.int32).reshape(-1, 1))
     built = command("build", tmp_path / "o.fds", tmp_path / "short.npy")
     assert "70,000 tokens in 70,000 documents" in built.output

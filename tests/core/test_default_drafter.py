@@ -14,8 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from fastdraft import Datastore, DraftConfig, Engine, Offers, Source
+from fastdraft import Datastore, DraftConfig, Engine, NgramTable, Offers, Source
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
+from fastdraft.ngrams import build
 from oracles.acceptance_model import AcceptanceModel
 from oracles.emission_rate import EmissionRate
 from oracles.offers import Offer, OfferedDrafter, OfferModel
@@ -65,6 +66,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=st.none() | st.integers(1, 20),
     token_cost=st.just(0.0) | st.floats(0.001, 0.3),
     names=st.booleans(),
+    ngrams=st.none() | st.lists(texts, min_size=2, max_size=4),
 )
 @example(  # so long a run that its latest ends are only known in part
     prompt=[0] * 39,
@@ -75,6 +77,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=None,
     token_cost=0.0,
     names=False,
+    ngrams=None,
 )
 @example(  # a copy that is left for longer than its drafter's patience, 32 tokens
     prompt=[*range(60)],
@@ -89,6 +92,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=12,
     token_cost=0.0,
     names=False,
+    ngrams=None,
 )
 @example(  # a copy nearby, of two tokens, while a much longer one stands elsewhere
     prompt=[1, 2, 3, 4, 5, 53, 77, 54, 55, 88, *range(300, 350), *range(50, 58)],
@@ -99,6 +103,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=12,
     token_cost=0.0,
     names=False,
+    ngrams=None,
 )
 @example(  # stored texts that go on together for longer than is copied at first
     prompt=[1, 2, 3, 4],
@@ -109,6 +114,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=None,
     token_cost=0.0,
     names=True,
+    ngrams=None,
 )
 @example(
     prompt=[1, 2, 3, 4],
@@ -119,6 +125,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=100,
     token_cost=0.0,
     names=True,
+    ngrams=None,
 )
 @example(  # a confidence on the edge of two classes
     prompt=[],
@@ -129,6 +136,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=None,
     token_cost=0.0,
     names=False,
+    ngrams=None,
 )
 @example(  # offers deeper than depths are told apart
     prompt=[],
@@ -139,6 +147,7 @@ def corpus() -> Iterator[Datastore]:
     tree_budget=None,
     token_cost=0.0,
     names=False,
+    ngrams=None,
 )
 def test_drafts_are_the_oracles(
     corpus: Datastore,
@@ -150,13 +159,17 @@ def test_drafts_are_the_oracles(
     tree_budget: int | None,
     token_cost: float,
     names: bool,
+    ngrams: list[list[int]] | None,
 ) -> None:
+    table = None if ngrams is None else table_of(ngrams)
     stores = [] if documents is None else [Datastore(max_bytes=1 << 20), corpus]
     for document in documents or []:
         stores[0].add(document, prompt_size=len(document) // 2)
     if documents is not None and names:
         stores[0].add(ELSEWHERE)
-    config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
+    config = DraftConfig(
+        lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost, ngrams=table
+    )
     engine = Engine(config, datastores=stores)
     request = engine.add_request(prompt, prediction=prediction)
     drafter = OfferedDrafter(
@@ -167,6 +180,7 @@ def test_drafts_are_the_oracles(
         prediction=prediction,
         stores=stores,
         named=TokenWeights.of(stores[0]) if stores else None,
+        ngrams=table,
     )
     models = [OfferModel() for _ in KINDS]
     records = [[0.0, 0.0] for _ in KINDS]
@@ -218,6 +232,12 @@ ELSEWHERE = [*range(1000, 2400)]
 DOCUMENT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 OTHER = [10, 11, 12, 13, 14, 15, 26, 27, 28, 29]
 PROMPT = [1, *DOCUMENT[:6]]
+
+
+def table_of(texts: list[list[int]]) -> NgramTable:
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder) / "table.fdn", texts)
+        return NgramTable.open(Path(folder) / "table.fdn")
 
 
 def store_of(*documents: ArrayLike, fingerprint: bytes | None = None) -> Datastore:
@@ -362,7 +382,7 @@ def test_offers_of_all_kinds_are_counted_together() -> None:
         draft = engine.propose(request, offers=Offers(kind, [40, 41], confidences=[1.0, 1.0]))
         engine.observe(request, [*draft.token_ids.tolist(), 9])
         stats = engine.finish(request)
-        assert stats.accepted_by_source == (0,) * 6 + (stats.accepted,)
+        assert stats.accepted_by_source == (0,) * 7 + (stats.accepted,)
         assert stats.accepted == len(draft.token_ids) > 0
 
 

@@ -143,7 +143,8 @@ TEST(AcceptanceModel, ChancesOfPathsStayWithinTheirRange) {
   AcceptanceModel acceptance;
   auto weights = acceptance.weights();
   for (const float correction : {-1000.0f, 1000.0f}) {
-    std::fill(weights.end() - AcceptanceModel::kValues.back(), weights.end(), correction);
+    const auto end = weights.begin() + AcceptanceModel::place(AcceptanceModel::kNgram, 0);
+    std::fill(end - AcceptanceModel::kValues[AcceptanceModel::kPath], end, correction);
     acceptance.set_weights(weights.data());
     for (const float path : {0.0f, 0.3f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
       const float chance = acceptance.path_chance(50, path);

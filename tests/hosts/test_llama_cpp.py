@@ -144,7 +144,7 @@ def test_calls_and_counts_agree_with_what_the_host_did(tiny: Path) -> None:
         drafts=int(np.count_nonzero(drafted)),
         drafted=int(drafted.sum()),
         accepted=int((emitted - 1).sum()),
-        accepted_by_source=(int((emitted - 1).sum()), 0, 0, 0, 0, 0, 0),
+        accepted_by_source=(int((emitted - 1).sum()), 0, 0, 0, 0, 0, 0, 0),
     )
     assert draft_model.stats == draft_model.latest_stats
     assert draft_model.stats.mean_accepted_tokens > 2

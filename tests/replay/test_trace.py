@@ -220,5 +220,5 @@ def test_every_source_has_an_origin() -> None:
     origins = {source: origin_of(source) for source in Source}
     assert set(origins.values()) == {"context", "prediction", "datastore", "draft"}
     stored = {source for source, origin in origins.items() if origin == "datastore"}
-    assert stored == {Source.DATASTORE, Source.READ_ONLY, Source.RUNNING}
+    assert stored == {Source.DATASTORE, Source.READ_ONLY, Source.RUNNING, Source.NGRAMS}
     assert origin_of(Source.OFFER + 3) == "draft"

@@ -17,6 +17,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("MEMORY_URL", "s3://bucket"),
         ("MAX_BYTES", "5"),
         ("DATASTORES", "a.fds:b.fds"),
+        ("NGRAMS", "words.fdn"),
         ("SHARED_NAMESPACES", "all,some"),
     ):
         monkeypatch.setenv(f"FASTDRAFT_{name}", value)
@@ -25,6 +26,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         memory_url="s3://bucket",
         max_bytes=5,
         datastores=["a.fds", "b.fds"],
+        ngrams="words.fdn",
         shared_namespaces=["all", "some"],
     )
 

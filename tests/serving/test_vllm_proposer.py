@@ -426,6 +426,7 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
         ({"memory_bytes": -1}, "memory_bytes must be 0, or enough for some text, got -1"),
         ({"memory_bytes": 5}, "memory_bytes must be 0, or enough for some text, got 5"),
         ({"datastores": 5}, "datastores must be a list of paths, got 5"),
+        ({"ngrams": 5}, "ngrams must be a path, got 5"),
         (
             {"memory_bytes": 0, "memory_url": "s3://x"},
             "memory_url must be left out where memory_bytes is 0, .* got 's3://x'",

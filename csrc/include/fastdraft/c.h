@@ -46,7 +46,8 @@ enum {
   FASTDRAFT_UNKNOWN_REQUEST = 2,  /* the request never began, or has ended */
   FASTDRAFT_REQUEST_LIMIT = 3,    /* more tokens than one request may hold */
   FASTDRAFT_MEMORY_LIMIT = 4,     /* the engine's max_bytes or the system's memory is used up */
-  FASTDRAFT_DATASTORE_ERROR = 5,  /* a file is no datastore, is damaged, or cannot be written */
+  FASTDRAFT_DATASTORE_ERROR = 5,  /* a file is no datastore, or no table of n-grams, is damaged, or
+                                     cannot be written */
   FASTDRAFT_DATASTORE_CLOSED = 6, /* the datastore was closed */
   FASTDRAFT_INTERNAL_ERROR = 7    /* a bug of fastdraft */
 };
@@ -107,6 +108,18 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_get_stats(const fastdraft_d
 /* Ends the handle; NULL is ignored. Engines that use the store keep it open. */
 FASTDRAFT_C_API void fastdraft_datastore_destroy(fastdraft_datastore* datastore);
 
+/* Tables of n-grams: which tokens often follow others, counted beforehand. */
+
+typedef struct fastdraft_ngrams fastdraft_ngrams;
+
+/* Opens a file that the Python package wrote; it is mapped read-only. A `fingerprint` other than
+ * NULL must be that of the file. */
+FASTDRAFT_C_API fastdraft_status fastdraft_ngrams_open(const char* path, const uint8_t* fingerprint,
+                                                       fastdraft_ngrams** ngrams);
+
+/* Ends the handle; NULL is ignored. Engines that use the table keep it. */
+FASTDRAFT_C_API void fastdraft_ngrams_destroy(fastdraft_ngrams* ngrams);
+
 /* Engines. */
 
 typedef struct fastdraft_engine fastdraft_engine;
@@ -133,8 +146,9 @@ typedef struct fastdraft_config {
   int32_t recovery;       /* predicted outputs: how many tokens must match again */
   double min_probability; /* n-gram: of a draft */
   int64_t max_request_tokens;
-  int64_t max_bytes;  /* of all running requests together */
-  int64_t vocabulary; /* of the target: ids from here on are never drafted */
+  int64_t max_bytes;              /* of all running requests together */
+  int64_t vocabulary;             /* of the target: ids from here on are never drafted */
+  const fastdraft_ngrams* ngrams; /* calibrated: drafts where nothing can be copied; NULL: none */
 } fastdraft_config;
 
 /* Sets the members of a config, whose `size` must be set, to their defaults. */
@@ -195,7 +209,8 @@ enum {
   FASTDRAFT_SOURCE_PREDICTION = 1,
   FASTDRAFT_SOURCE_DATASTORE = 2, /* one that the request's text enters */
   FASTDRAFT_SOURCE_READ_ONLY = 3, /* a frozen one */
-  FASTDRAFT_SOURCE_RUNNING = 4    /* what another running request has written */
+  FASTDRAFT_SOURCE_RUNNING = 4,   /* what another running request has written */
+  FASTDRAFT_SOURCE_NGRAMS = 6     /* the engine's table of n-grams */
 };
 
 /* Where a proposal is written: arrays of the caller's with room for `capacity` tokens each. That

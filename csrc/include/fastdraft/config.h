@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <variant>
 
@@ -12,6 +13,8 @@
 
 namespace fastdraft {
 
+class NgramTable;
+
 // Each drafter's `check` throws InvalidValueError that names the first value outside its range.
 
 // The default drafter. It drafts the tokens most likely to be accepted, over all
@@ -19,6 +22,9 @@ namespace fastdraft {
 struct CalibratedConfig {
   // The most tokens of a draft tree; empty: drafts are chains.
   std::optional<std::int32_t> tree_budget;
+  // What often follows, where nothing that can be copied reaches far; null: nothing. Its tokens
+  // must be of the vocabulary.
+  std::shared_ptr<const NgramTable> ngrams = nullptr;
 
   void check() const {
     if (tree_budget) check_range("tree_budget", *tree_budget, 1, 4096);

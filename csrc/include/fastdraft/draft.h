@@ -20,9 +20,10 @@ enum class Source : std::uint8_t {
   kReadOnly = 3,   // one that it only reads
   kRunning = 4,    // what another running request has written
   kTemplate = 5,
-  kOffer = 6
+  kNgrams = 6,  // the engine's table of n-grams
+  kOffer = 7
 };
-inline constexpr std::size_t kNumSources = 7;
+inline constexpr std::size_t kNumSources = 8;
 
 // Whether it is text of a datastore, or of a request that runs on one.
 constexpr bool is_stored(Source source) noexcept {

@@ -132,10 +132,7 @@ void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
 
 // Takes a step: adds it to the evidence's weights.
 void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
-  const auto move = [&](std::size_t i) {
-    std::atomic<float>& weight = weights_[evidence[i]];
-    weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
-  };
+  const auto move = [&](std::size_t i) { add(evidence[i], step); };
   static_assert(kFeatures == 12);
   for (std::size_t i = 0; i < kFeatures; i += 4) {
     move(i);
@@ -145,15 +142,16 @@ void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
   }
 }
 
-void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
-                            const Outcome& outcome) noexcept {
+float AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
+                             const Outcome& outcome) noexcept {
   const Moment now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
   make_room(now - moment);
   const auto times = static_cast<float>(outcome.times);
   const float taken = part(hash(evidence), token, moment, begun, now);
   const float came = outcome.accepted ? 1.0f : 0.0f;
-  add(evidence, kRate * times * taken * (came - outcome.current));
+  const float step = kRate * times * taken * (came - outcome.current);
+  add(evidence, step);
   // NaN goes to the first bucket.
   const float predicted = outcome.predicted;
   const int bucket =
@@ -162,19 +160,15 @@ void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment
   count(counts.predicted, static_cast<double>(times * predicted));
   count(counts.accepted, static_cast<double>(times * came));
   count(counts.count, static_cast<double>(times));
+  return step;
 }
 
 void AcceptanceModel::learn_path(std::int32_t depth, float path, bool accepted) noexcept {
   if (depth < kFirstCorrected) return;
   const Bin bin = bin_of(depth, path);
   const float step = kPathRate * ((accepted ? 1.0f : 0.0f) - path_chance(depth, path));
-  const auto move = [&](std::size_t place, float part) {
-    std::atomic<float>& correction = weights_[place];
-    correction.store(correction.load(std::memory_order_relaxed) + part * step,
-                     std::memory_order_relaxed);
-  };
-  move(bin.place, 1.0f - bin.part);
-  move(bin.place + 1, bin.part);
+  add(bin.place, (1.0f - bin.part) * step);
+  add(bin.place + 1, bin.part * step);
 }
 
 std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {

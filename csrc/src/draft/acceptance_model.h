@@ -9,6 +9,7 @@
 
 #include "draft/first_places.h"
 #include "fastdraft/calibration.h"
+#include "fastdraft/ngram_table.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -50,7 +51,11 @@ class AcceptanceModel {
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
     kOutput,          // whether a model wrote it, here or in the datastores, with that length
     kFeatures,
-    kPath = kFeatures  // no feature: the corrections of `path_chance`
+    // Not of this evidence: the corrections of `path_chance`, and what a table of n-grams says.
+    kPath = kFeatures,
+    kNgram,           // its probability in the table, and of which order
+    kNgramAndLength,  // that probability, with the longest match of the token and its depth
+    kAll
   };
   // Match lengths: 0, 1, 2, 3, 4, 5.., 7.., 10.., 16.., 32 and more.
   static constexpr int kLengths = 10;
@@ -59,32 +64,56 @@ class AcceptanceModel {
   static constexpr int kFollowing = 12;  // see `following`
   static constexpr int kDepths = 5;      // 4.., 8.., 16.., 24.., 40 and more
   static constexpr int kPaths = 24;      // equal parts of the range from 0 to 1
-  static constexpr std::array<int, kFeatures + 1> kValues = {kLengths,
-                                                             kLengths,
-                                                             kLengths,
-                                                             kCounts,
-                                                             kCounts,
-                                                             9,
-                                                             kFollowing,
-                                                             kFollowing,
-                                                             kLengths * kLengths,
-                                                             kShares * kShares,
-                                                             kLengths * kLengths,
-                                                             4 * kLengths,
-                                                             kDepths * (kPaths + 1)};
-  static constexpr std::array<const char*, kFeatures + 1> kNames = {
+  // Of the two n-gram features. 0: the table was not asked.
+  static constexpr int kNgrams =
+      1 + NgramTable::kOrders * NgramTable::kHalfBits + NgramTable::kOrders + 1;
+  static constexpr int kNgramClasses = NgramTable::kHalfBits + NgramTable::kOrders + 1;
+  static constexpr int kNgramDepths = 3;  // 0, 1, 2 and more
+  static constexpr std::array<int, kAll> kValues = {kLengths,
+                                                    kLengths,
+                                                    kLengths,
+                                                    kCounts,
+                                                    kCounts,
+                                                    9,
+                                                    kFollowing,
+                                                    kFollowing,
+                                                    kLengths * kLengths,
+                                                    kShares * kShares,
+                                                    kLengths * kLengths,
+                                                    4 * kLengths,
+                                                    kDepths * (kPaths + 1),
+                                                    kNgrams,
+                                                    1 + kNgramClasses * kLengths * kNgramDepths};
+  static constexpr std::array<const char*, kAll> kNames = {
       "context_length",   "store_length", "rival_length", "context_count", "store_count",
       "latest",           "copy",         "prediction",   "both_lengths",  "share",
-      "length_and_rival", "output",       "path"};
-  static constexpr int kWeights = 7 * kLengths + 2 * kCounts + 9 + 2 * kFollowing +
-                                  2 * kLengths * kLengths + kShares * kShares +
-                                  kDepths * (kPaths + 1);
+      "length_and_rival", "output",       "path",         "ngram",         "ngram_and_length"};
+  static constexpr int kWeights = first_places(kValues).back() + kValues.back();
 
   // The value of each feature for one token, as the place of its weight.
   using Evidence = std::array<std::uint16_t, kFeatures>;
 
   static constexpr std::uint16_t place(Feature feature, int value) noexcept {
     return static_cast<std::uint16_t>(kFirst[feature] + value);
+  }
+
+  // What the table says of a token.
+  struct NgramEvidence {
+    std::uint16_t alone = 0;        // the place of the weight of kNgram; 0: the table was not asked
+    std::uint16_t with_length = 0;  // and of kNgramAndLength
+  };
+  // The places of a token that follows a context of `order` tokens with a probability of
+  // `half_bits`, where it follows none of more. half_bits = kHalfBits: it follows none of those
+  // that the table has, and the longest of these has `order` tokens; 0: it has none. `length`: the
+  // class of the longest match.
+  static NgramEvidence ngram_evidence(int order, int half_bits, int length,
+                                      std::int32_t depth) noexcept {
+    const bool unknown = half_bits == NgramTable::kHalfBits;
+    const int value = unknown ? 1 + NgramTable::kOrders * NgramTable::kHalfBits + order
+                              : 1 + (order - 1) * NgramTable::kHalfBits + half_bits;
+    const int of = unknown ? half_bits + order : half_bits;
+    const int joint = (of * kLengths + length) * kNgramDepths + std::min(depth, kNgramDepths - 1);
+    return {place(kNgram, value), place(kNgramAndLength, 1 + joint)};
   }
 
   static int length_value(std::int32_t length) noexcept {
@@ -115,6 +144,10 @@ class AcceptanceModel {
     static_assert(kFeatures == 12);
     return (weight(0) + weight(4) + weight(8)) + (weight(1) + weight(5) + weight(9)) +
            (weight(2) + weight(6) + weight(10)) + (weight(3) + weight(7) + weight(11));
+  }
+  float weigh(const NgramEvidence& evidence) const noexcept {
+    return weights_[evidence.alone].load(std::memory_order_relaxed) +
+           weights_[evidence.with_length].load(std::memory_order_relaxed);
   }
   // The chance of evidence of this weight: the logistic function, within 1e-5. Between the entries
   // of a table it follows a line, less what the line is too high by its second derivative.
@@ -172,9 +205,14 @@ class AcceptanceModel {
   // Learns whether the target emitted `token` next, where the chance of the evidence was predicted
   // at `moment`, and what its request's step taught began to be learned at `begun`. The current
   // chances of one node's candidates are best asked for before any of them is learned: then none
-  // waits for another's step.
-  void learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
-             const Outcome& outcome) noexcept;
+  // waits for another's step. Returns the step that the weights took.
+  float learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
+              const Outcome& outcome) noexcept;
+  // Takes the same step with what the table said.
+  void learn(const NgramEvidence& evidence, float step) noexcept {
+    add(evidence.alone, step);
+    add(evidence.with_length, step);
+  }
 
   // The probability that a draft's tokens from depth 0 to `depth` are all accepted. `path` is the
   // product of their probabilities. Deep in a draft the product is off, since the draft's own
@@ -208,7 +246,7 @@ class AcceptanceModel {
     }
     return after;
   }();
-  static constexpr std::array<int, kFeatures + 1> kFirst = first_places(kValues);
+  static constexpr std::array<int, kAll> kFirst = first_places(kValues);
 
   static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
   static constexpr int kChancesPerUnit = 8;
@@ -272,6 +310,10 @@ class AcceptanceModel {
                   std::uint32_t count) noexcept;
   float part(std::uint64_t kind, Token token, Moment moment, Moment begun, Moment now) noexcept;
   void make_room(std::uint32_t outcomes) noexcept;
+  void add(std::size_t place, float step) noexcept {
+    std::atomic<float>& weight = weights_[place];
+    weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
+  }
   void add(const Evidence& evidence, float step) noexcept;
 
   std::array<std::atomic<float>, kWeights> weights_;

@@ -29,7 +29,8 @@ class CalibratedDrafter final : public Drafter {
         acceptance_(*inputs.acceptance),
         weights_(inputs.weights),
         matches_(inputs, tree_),
-        candidates_(acceptance_, weights_.get(), matches_, tree_, inputs.budget),
+        ngrams_(config.ngrams),
+        candidates_(acceptance_, weights_.get(), ngrams_.get(), matches_, tree_, inputs.budget),
         nodes_(CountedAllocator<DraftNode>(inputs.budget)),
         waiting_(CountedAllocator<Waiting>(inputs.budget)) {
     // A request that was taken can be drafted for, whatever others take since.
@@ -136,7 +137,7 @@ class CalibratedDrafter final : public Drafter {
   void learn_of(Candidates::Range following, Token emitted,
                 AcceptanceModel::Moment begun) noexcept {
     struct Lesson {
-      const Candidate* candidate;
+      std::size_t candidate;
       AcceptanceModel::Outcome outcome;
     };
     std::array<Lesson, Candidates::kMost> lessons;
@@ -150,15 +151,19 @@ class CalibratedDrafter final : public Drafter {
       if (times == 0) continue;
       const float predicted = AcceptanceModel::chance(candidate.weight);
       const float current =
-          unchanged ? predicted : AcceptanceModel::chance(candidates_.weight_now(candidate));
-      lessons[count++] = {&candidate, {accepted, predicted, current, times}};
+          unchanged ? predicted : AcceptanceModel::chance(candidates_.weight_now(c));
+      lessons[count++] = {c, {accepted, predicted, current, times}};
     }
     for (std::size_t i = 0; i < count; ++i) {
-      const auto& [candidate, outcome] = lessons[i];
-      acceptance_.learn(candidate->evidence, candidate->token, moment_, begun, outcome);
-      if (candidate->named) {
+      const auto& [c, outcome] = lessons[i];
+      const Candidate& candidate = candidates_[c];
+      const float step =
+          acceptance_.learn(candidate.evidence, candidate.token, moment_, begun, outcome);
+      const AcceptanceModel::NgramEvidence* ngrams = candidates_.ngram_evidence(c);
+      if (ngrams != nullptr) acceptance_.learn(*ngrams, step);
+      if (candidate.named) {
         const float came = outcome.accepted ? 1.0f : 0.0f;
-        weights_->learn(candidate->names,
+        weights_->learn(candidate.names,
                         static_cast<float>(outcome.times) * (came - outcome.current));
       }
     }
@@ -188,8 +193,15 @@ class CalibratedDrafter final : public Drafter {
   // Finds what may follow a node.
   void expand(std::size_t at) {
     DraftNode& node = nodes_[at];
-    const Token second =
-        at == 0 ? before_last() : nodes_[static_cast<std::size_t>(node.parent)].token;
+    const auto above = static_cast<std::size_t>(node.parent);
+    const Token second = at == 0 ? text_token(1) : nodes_[above].token;
+    if (ngrams_ != nullptr) {
+      const Token third = at == 0 ? text_token(2)
+                          : above == 0
+                              ? text_token(1)
+                              : nodes_[static_cast<std::size_t>(nodes_[above].parent)].token;
+      candidates_.precede({node.token, second, third});
+    }
     node.following = candidates_.expand(node.depth, node.agreement, node.token, second);
     if (!with_offers_) return;
     OfferedDraft::Node& offered = offered_->nodes[at];
@@ -224,9 +236,9 @@ class CalibratedDrafter final : public Drafter {
     return path;
   }
 
-  // The text's last token but one; -1: there is none.
-  Token before_last() const noexcept {
-    return context_.size() > 1 ? context_.text()[context_.size() - 2] : -1;
+  // The text's token so many before its last one; -1: there is none.
+  Token text_token(std::int64_t before) const noexcept {
+    return context_.size() > before ? context_.text()[context_.size() - 1 - before] : -1;
   }
 
   // Finds what may follow the text, for a guess of at most `limit` tokens.
@@ -374,6 +386,7 @@ class CalibratedDrafter final : public Drafter {
   CopyCursor copy_{-1};  // follows what the output copies from the text itself
   std::optional<Prediction> prediction_;
   MatchedTexts matches_;
+  const std::shared_ptr<const NgramTable> ngrams_;  // null: none
 
   // The last guess, until the next one, and when it was made.
   AcceptanceModel::Moment moment_ = 0;

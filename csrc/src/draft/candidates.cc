@@ -24,6 +24,11 @@ constexpr auto kShareValues = [] {
   return values;
 }();
 
+// A successor of a context of `order` tokens. In a damaged file its probability may be any.
+NgramTable::Guess guess_at(const NgramTable::Successors& behind, int i, int order) noexcept {
+  return {behind.token(i), order, std::min(behind.half_bits(i), NgramTable::kHalfBits - 1)};
+}
+
 }  // namespace
 
 Agreement Candidates::begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept {
@@ -36,7 +41,10 @@ Agreement Candidates::begin(const ExpectedText& copy, const ExpectedText& predic
 
 // Finds and weighs the tokens that may follow, if the node is not in a run.
 void Candidates::find(std::int32_t depth, const Agreement& agreement) {
-  if (candidates_.size() < size_ + kRoom) candidates_.resize(2 * size_ + kRoom);
+  if (candidates_.size() < size_ + kRoom) {
+    candidates_.resize(2 * size_ + kRoom);
+    if (ngrams_ != nullptr) ngram_evidence_.resize(candidates_.size());
+  }
   if (depth >= MatchedTexts::kCopiedAtFirst) matches_.reach(agreement.matches);
   Node node{depth,
             agreement.copy ? copy_.token(depth) : -1,
@@ -46,9 +54,12 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
             0,
             0};
   group_sources(agreement, node);
+  const std::size_t first = size_;
+  if (ngrams_ != nullptr) ask_ngrams(node);
   if (num_groups_ == 1) {
     weigh(groups_[0], 0, node, candidates_[size_++]);
-    if (!tree_) begin_run(depth);
+    if (ngrams_ != nullptr) weigh_ngrams(depth, first);
+    if (!tree_ && !ngrams_asked_) begin_run(depth);
     return;
   }
   if (weights_ != nullptr && num_groups_ > 0) prefetch_next(depth);
@@ -65,6 +76,81 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
     const bool dominated = best >= MatchedTexts::kStrong && group.length() <= kWeak;
     if (dominated && !tree_ && !group.agreement.copy && !group.agreement.prediction) continue;
     weigh(group, group.length() == best ? second : best, node, candidates_[size_++]);
+  }
+  if (ngrams_ != nullptr) weigh_ngrams(depth, first);
+}
+
+// Makes the likeliest tokens by the table candidates, unless a chain has a long match to follow.
+void Candidates::ask_ngrams(const Node& node) noexcept {
+  std::int32_t longest = 0;
+  for (int i = 0; i < num_groups_; ++i) {
+    longest = std::max(longest, groups_[static_cast<std::size_t>(i)].length());
+  }
+  if (node.copy >= 0) longest = std::max(longest, copy_.place.length + node.depth);
+  if (node.prediction >= 0) longest = std::max(longest, prediction_.place.length + node.depth);
+  ngrams_asked_ = tree_ || longest < MatchedTexts::kStrong;
+  if (!ngrams_asked_) return;
+  ngram_order_ = 0;
+  std::uint64_t hash = 0;
+  for (const Token before : before_ngrams_) {
+    if (before < 0) break;
+    hash = NgramTable::longer(hash, before);
+    const NgramTable::Successors found = ngrams_->find(hash);
+    if (found.size() == 0) break;
+    ngrams_behind_[static_cast<std::size_t>(ngram_order_++)] = found;
+  }
+  num_guesses_ = 0;
+  const int most = tree_ ? kNgrams : kNgramsOfChain;
+  for (int order = ngram_order_; order > 0; --order) {
+    const NgramTable::Successors& behind = ngrams_behind_[static_cast<std::size_t>(order) - 1];
+    for (int i = 0; i < behind.size() && num_guesses_ < most; ++i) {
+      const Token token = behind.token(i);
+      if (guess_of(token) != nullptr) continue;
+      guesses_[static_cast<std::size_t>(num_guesses_++)] = guess_at(behind, i, order);
+      const int before = num_groups_;
+      Group& group = group_of(token);
+      if (num_groups_ > before) group.source_of_context = Source::kNgrams;
+    }
+  }
+}
+
+// What became a candidate since the table has this token; null: nothing.
+const NgramTable::Guess* Candidates::guess_of(Token token) const noexcept {
+  for (int i = 0; i < num_guesses_; ++i) {
+    const NgramTable::Guess& guess = guesses_[static_cast<std::size_t>(i)];
+    if (guess.token == token) return &guess;
+  }
+  return nullptr;
+}
+
+// The probability of a token behind the longest context that it follows in the table.
+NgramTable::Guess Candidates::look_up(Token token) const noexcept {
+  for (int order = ngram_order_; order > 0; --order) {
+    const NgramTable::Successors& behind = ngrams_behind_[static_cast<std::size_t>(order) - 1];
+    for (int i = 0; i < behind.size(); ++i) {
+      if (behind.token(i) == token) return guess_at(behind, i, order);
+    }
+  }
+  return {token, ngram_order_, NgramTable::kHalfBits};
+}
+
+// Weighs what the table says of the node's candidates, from `first` on.
+void Candidates::weigh_ngrams(std::int32_t depth, std::size_t first) noexcept {
+  using A = AcceptanceModel;
+  if (!ngrams_asked_) {
+    // Nor for those of a run that follows.
+    const auto end = std::min(size_ + kLongestRun, ngram_evidence_.size());
+    std::fill(ngram_evidence_.data() + first, ngram_evidence_.data() + end, A::NgramEvidence{});
+    return;
+  }
+  for (std::size_t c = first; c < size_; ++c) {
+    Candidate& candidate = candidates_[c];
+    const NgramTable::Guess* known = guess_of(candidate.token);
+    const NgramTable::Guess guess = known != nullptr ? *known : look_up(candidate.token);
+    const int lengths = candidate.evidence[A::kLengthAndRival] - A::place(A::kLengthAndRival, 0);
+    ngram_evidence_[c] =
+        A::ngram_evidence(guess.order, guess.half_bits, lengths / A::kLengths, depth);
+    candidate.weight += acceptance_.weigh(ngram_evidence_[c]);
   }
 }
 

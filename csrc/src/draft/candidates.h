@@ -11,6 +11,7 @@
 #include "draft/copy_cursor.h"
 #include "draft/matched_texts.h"
 #include "fastdraft/draft.h"
+#include "fastdraft/ngram_table.h"
 #include "fastdraft/token.h"
 #include "index/memory.h"
 #include "store/token_weights.h"
@@ -68,8 +69,12 @@ static_assert(sizeof(Candidate) == 64);
 // Not thread-safe.
 class Candidates {
  public:
+  // How many of the likeliest tokens by the table of n-grams follow a node of a tree, and of a
+  // chain. More gain less than a thousandth in chains, and cost time.
+  static constexpr int kNgrams = 6;
+  static constexpr int kNgramsOfChain = 2;
   // The most that follow one node.
-  static constexpr std::size_t kMost = MatchedTexts::kMost + 2;
+  static constexpr std::size_t kMost = MatchedTexts::kMost + 2 + kNgrams;
 
   // Those that follow one node: candidates first .. last - 1.
   struct Range {
@@ -77,22 +82,25 @@ class Candidates {
     std::size_t last;
   };
 
-  // For chains, or for trees, which draft from what a chain leaves out as unlikely. `weights` may
-  // be null.
-  Candidates(const AcceptanceModel& acceptance, const TokenWeights* weights, MatchedTexts& matches,
-             bool tree, MemoryBudget& budget)
+  // For chains, or for trees, which draft from what a chain leaves out as unlikely. `weights` and
+  // `ngrams` may be null.
+  Candidates(const AcceptanceModel& acceptance, const TokenWeights* weights,
+             const NgramTable* ngrams, MatchedTexts& matches, bool tree, MemoryBudget& budget)
       : acceptance_(acceptance),
         weights_(weights),
+        ngrams_(ngrams),
         matches_(matches),
         tree_(tree),
-        candidates_(kRoom, CountedAllocator<Candidate>(budget)) {}
+        candidates_(kRoom, CountedAllocator<Candidate>(budget)),
+        ngram_evidence_(ngrams == nullptr ? 0 : kRoom,
+                        CountedAllocator<AcceptanceModel::NgramEvidence>(budget)) {}
 
   // Begins a draft from the matches as they are now. Gives the agreement of the root.
   Agreement begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept;
 
   // Weighs the tokens that may follow a node. The node is `depth` tokens below the root; `last` is
   // its token, and `second` the one before that. For a chain, call this for its nodes in order:
-  // each is the best candidate of the one before.
+  // each is the best candidate of the one before. With a table of n-grams, call `precede` before.
   Range expand(std::int32_t depth, const Agreement& agreement, Token last, Token second) {
     const std::size_t first = size_;
     node_token_ = last;
@@ -103,6 +111,11 @@ class Candidates {
       find(depth, agreement);
     }
     return {first, size_};
+  }
+
+  // The last tokens up to the node that is expanded next, from the last one backwards; -1: none.
+  void precede(const std::array<Token, NgramTable::kOrders>& tokens) noexcept {
+    before_ngrams_ = tokens;
   }
 
   // How many nodes from this depth on have one candidate that weighs what the last one does.
@@ -123,10 +136,19 @@ class Candidates {
 
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
 
+  // What the table says of a candidate; null: it was not asked.
+  const AcceptanceModel::NgramEvidence* ngram_evidence(std::size_t i) const noexcept {
+    if (ngrams_ == nullptr || ngram_evidence_[i].alone == 0) return nullptr;
+    return &ngram_evidence_[i];
+  }
+
   // What a candidate weighs by what has been learned since.
-  float weight_now(const Candidate& candidate) const noexcept {
-    const float weight = acceptance_.weigh(candidate.evidence);
-    return candidate.named ? weight + weights_->weigh(candidate.names) : weight;
+  float weight_now(std::size_t i) const noexcept {
+    const Candidate& candidate = candidates_[i];
+    float weight = acceptance_.weigh(candidate.evidence);
+    if (candidate.named) weight += weights_->weigh(candidate.names);
+    const AcceptanceModel::NgramEvidence* evidence = ngram_evidence(i);
+    return evidence == nullptr ? weight : weight + acceptance_.weigh(*evidence);
   }
 
  private:
@@ -164,6 +186,10 @@ class Candidates {
 
   void find(std::int32_t depth, const Agreement& agreement);
   void group_sources(const Agreement& agreement, Node& node) noexcept;
+  void ask_ngrams(const Node& node) noexcept;
+  const NgramTable::Guess* guess_of(Token token) const noexcept;
+  NgramTable::Guess look_up(Token token) const noexcept;
+  void weigh_ngrams(std::int32_t depth, std::size_t first) noexcept;
   Group& group_of(Token token) noexcept;
   void weigh(const Group& group, std::int32_t rival_length, const Node& node,
              Candidate& candidate) noexcept;
@@ -196,6 +222,7 @@ class Candidates {
 
   const AcceptanceModel& acceptance_;
   const TokenWeights* const weights_;
+  const NgramTable* const ngrams_;  // null: none
   MatchedTexts& matches_;
   const bool tree_;
   ExpectedText copy_;
@@ -203,10 +230,21 @@ class Candidates {
   // The first size_ are those of the draft.
   std::vector<Candidate, CountedAllocator<Candidate>> candidates_;
   std::size_t size_ = 0;
+  // Beside candidates_; empty without a table.
+  std::vector<AcceptanceModel::NgramEvidence, CountedAllocator<AcceptanceModel::NgramEvidence>>
+      ngram_evidence_;
   std::array<Group, kMost> groups_;
   int num_groups_ = 0;
 
   Token node_token_ = -1;  // of the node that is expanded
+  // See `precede`; what the table has behind these, one more at a time; and of how many it has any.
+  std::array<Token, NgramTable::kOrders> before_ngrams_{};
+  std::array<NgramTable::Successors, NgramTable::kOrders> ngrams_behind_;
+  int ngram_order_ = 0;
+  // Those of its tokens that became candidates.
+  std::array<NgramTable::Guess, kNgrams> guesses_{};
+  int num_guesses_ = 0;
+  bool ngrams_asked_ = false;
   // Of the candidate that was weighed last.
   TokenWeights::Before before_;
   float evidence_weight_ = 0.0f;

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "fastdraft/ngram_table.h"
 #include "fastdraft/step_cost.h"
 
 namespace fastdraft {
@@ -20,6 +21,13 @@ void EngineConfig::check() const {
   check_range("max_bytes", max_bytes, 1, kUnlimitedBytes);
   check_range("vocabulary", vocabulary, 1, kAllTokens);
   StepCost::constant(token_cost);
+  const auto* calibrated = std::get_if<CalibratedConfig>(&drafter);
+  if (calibrated == nullptr || calibrated->ngrams == nullptr) return;
+  const Token largest = calibrated->ngrams->largest_token();
+  if (largest < vocabulary) return;
+  throw InvalidValueError("ngrams must be of the target's tokenizer, got a table with token " +
+                          std::to_string(largest) + " for a vocabulary of " +
+                          std::to_string(vocabulary));
 }
 
 }  // namespace fastdraft

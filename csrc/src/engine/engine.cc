@@ -16,6 +16,7 @@
 #include "engine/offer_kinds.h"
 #include "engine/request_table.h"
 #include "fastdraft/error.h"
+#include "fastdraft/ngram_table.h"
 #include "index/memory.h"
 #include "store/fork.h"
 
@@ -33,8 +34,11 @@ EngineConfig checked(const EngineConfig& config) {
 }
 
 // Token ids of two tokenizers have nothing to do with each other.
-void check_stores(const Stores& stores) {
+void check_stores(const Stores& stores, const EngineConfig& config) {
   std::optional<Fingerprint> marked;
+  const auto* calibrated = std::get_if<CalibratedConfig>(&config.drafter);
+  const bool with_ngrams = calibrated != nullptr && calibrated->ngrams != nullptr;
+  if (with_ngrams) marked = calibrated->ngrams->fingerprint();
   for (std::size_t i = 0; i < stores.size(); ++i) {
     if (stores[i] == nullptr) throw InvalidValueError("datastores must be Datastores, got None");
     if (std::find(stores.begin(), stores.begin() + static_cast<std::ptrdiff_t>(i), stores[i]) !=
@@ -48,8 +52,9 @@ void check_stores(const Stores& stores) {
     const std::optional<Fingerprint>& fingerprint = stores[i]->fingerprint();
     if (!fingerprint) continue;
     if (marked && *marked != *fingerprint) {
-      throw InvalidValueError("datastores must be of one tokenizer, got the fingerprints " +
-                              to_hex(*marked) + " and " + to_hex(*fingerprint));
+      throw InvalidValueError(std::string("datastores ") + (with_ngrams ? "and ngrams " : "") +
+                              "must be of one tokenizer, got the fingerprints " + to_hex(*marked) +
+                              " and " + to_hex(*fingerprint));
     }
     marked = fingerprint;
   }
@@ -158,7 +163,7 @@ Engine::Engine(const EngineConfig& config, Stores stores)
       requests_(std::make_unique<RequestTable>()),
       rate_mutex_(std::make_unique<Mutex>()),
       rate_(std::make_unique<EmissionRate>(kInitialRate)) {
-  check_stores(stores_);
+  check_stores(stores_, config_);
 }
 
 Engine::~Engine() = default;
@@ -186,7 +191,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   Stores seen = stores == nullptr ? stores_ : *stores;
   const std::size_t entered = seen.size();
   if (read_only != nullptr) seen.insert(seen.end(), read_only->begin(), read_only->end());
-  if (stores != nullptr || read_only != nullptr) check_stores(seen);
+  if (stores != nullptr || read_only != nullptr) check_stores(seen, config_);
   if (templates_size > 0 && !config_.calibrated()) {
     throw InvalidValueError("templates must be left out: only the default drafter takes them");
   }

@@ -9,6 +9,7 @@ from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
 from fastdraft.cli.doctor import check
 from fastdraft.cli.memory import memory
+from fastdraft.cli.ngrams import ngrams
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
@@ -75,5 +76,5 @@ def doctor(context: click.Context) -> None:
     context.exit(check())
 
 
-for command in (datastore, demo, memory, replay):
+for command in (datastore, demo, memory, ngrams, replay):
     app.add_command(command)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from fastdraft.datastore import Datastore
+from fastdraft.ngrams import NgramTable
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "command_line",
     "model_options",
     "open_datastore",
+    "open_ngrams",
     "ray_option",
     "read_text",
     "write_text",
@@ -85,6 +87,14 @@ def open_datastore(path: Path, texts: TextTokenizer | None) -> Datastore:
         return store
     store.close()
     return Datastore.open(path, fingerprint=texts.fingerprint())
+
+
+def open_ngrams(path: Path, texts: TextTokenizer | None) -> NgramTable:
+    """A table of n-grams, refused if it says that its tokens are not those of `texts`."""
+    table = NgramTable.open(path)
+    if table.fingerprint is None or texts is None:
+        return table
+    return NgramTable.open(path, fingerprint=texts.fingerprint())
 
 
 def read_text(path: Path) -> str:

@@ -16,6 +16,7 @@ from fastdraft.cli.options import (
     NUMBER,
     command_line,
     open_datastore,
+    open_ngrams,
     ray_option,
     write_text,
 )
@@ -134,6 +135,11 @@ def _mapped(text: str) -> Row:
     multiple=True,
     help="A frozen datastore that every request may draft from; may be repeated.",
 )
+@click.option(
+    "--ngrams",
+    type=FILE,
+    help="A table of n-grams that the default drafter may draft from, of `fastdraft ngrams build`.",
+)
 @click.option("--prediction", is_flag=True, help="Give each record's reference as prediction.")
 @click.option(
     "--tokenizer",
@@ -176,6 +182,7 @@ def replay(
     at_once: int,
     memory: bool,
     datastores: tuple[Path, ...],
+    ngrams: Path | None,
     prediction: bool,
     tokenizer: str | None,
     shown: str | None,
@@ -234,6 +241,7 @@ def replay(
     is_known = tokenizer is not None or texts.is_loaded
     decode = pieces.decode if sample else texts.decode if is_known else None
     stores = [open_datastore(path, texts if is_known else None) for path in datastores]
+    table = None if ngrams is None else open_ngrams(ngrams, texts if is_known else None)
     curves: list[tuple[float, ...] | None] = [None]
     if model is not None:
         longest = max(LONGEST, lookahead or 0, tree_budget or 0)
@@ -250,6 +258,7 @@ def replay(
             tree_budget=tree_budget,
             memory=memory,
             datastores=stores,
+            ngrams=table,
         )
     ]
     for name in PEERS if peers else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft import Datastore, DraftConfig, Engine, NgramTable
 from fastdraft.replay.peers import PEERS, EnginePeer, Peer
 from fastdraft.replay.records import Record
 
@@ -61,6 +61,7 @@ def settings_of(
     tree_budget: int | None = None,
     memory: bool = True,
     datastores: Sequence[Datastore] = (),
+    ngrams: NgramTable | None = None,
 ) -> list[Setting]:
     """The settings of a drafter: one for each token cost if it acts on them, else one for all.
 
@@ -74,6 +75,7 @@ def settings_of(
         tree_budget: Makes the default drafter draft trees of at most this many tokens.
         memory: Whether the engine may draft from earlier requests of a family.
         datastores: What else it may draft from; they stay as they are.
+        ngrams: A table of n-grams for the default drafter.
 
     Raises:
         KeyError: No drafter has this name.
@@ -96,7 +98,14 @@ def settings_of(
                 (cost,),
                 lookahead,
                 tree_budget,
-                engine(DraftConfig(lookahead=lookahead, token_cost=cost, tree_budget=tree_budget)),
+                engine(
+                    DraftConfig(
+                        lookahead=lookahead,
+                        token_cost=cost,
+                        tree_budget=tree_budget,
+                        ngrams=ngrams,
+                    )
+                ),
                 curve,
             )
             for cost in costs

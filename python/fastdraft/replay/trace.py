@@ -45,6 +45,7 @@ _ORIGINS = {
     Source.DATASTORE: "datastore",
     Source.READ_ONLY: "datastore",
     Source.RUNNING: "datastore",
+    Source.NGRAMS: "datastore",
 }
 
 Decode = Callable[["list[int]"], str]

@@ -147,11 +147,11 @@ def opened(settings: MemorySettings, config: DraftConfig, target: Target | None)
 
     Raises:
         InvalidValueError: See `share`.
-        DatastoreError: A datastore cannot be opened.
+        DatastoreError: A datastore or the table of n-grams cannot be opened.
     """
     memory, url = Memory(settings.memory_bytes), settings.memory_url
     return {
-        "engine": Engine(replace(config, max_bytes=settings.max_bytes)),
+        "engine": Engine(replace(config, max_bytes=settings.max_bytes, ngrams=settings.ngrams)),
         "memory": memory,
         "frozen": [Datastore.open(path) for path in settings.datastores],
         "shared": settings.shared_namespaces,

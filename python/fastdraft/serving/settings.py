@@ -25,6 +25,8 @@ class MemorySettings:
     remembers nothing."""
     datastores: Sequence[str] = ()
     """Paths of frozen datastores, of the target's tokenizer."""
+    ngrams: str | None = None
+    """The path of a table of n-grams, of the target's tokenizer."""
     shared_namespaces: Sequence[str] = ()
     """Names of namespaces that all requests read, besides their own."""
     memory_url: str | None = None
@@ -45,6 +47,8 @@ class MemorySettings:
             ) from None
         if not isinstance(self.memory_url, (str, os.PathLike, type(None))):
             raise InvalidValueError(f"memory_url must be a URL or a path, got {self.memory_url!r}")
+        if not isinstance(self.ngrams, (str, os.PathLike, type(None))):
+            raise InvalidValueError(f"ngrams must be a path, got {self.ngrams!r}")
         if self.memory_url is not None and not self.memory_bytes:
             raise InvalidValueError(
                 "memory_url must be left out where memory_bytes is 0, which remembers nothing, "

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fastdraft/c.h"
+#include "fastdraft/ngram_table.h"
 #include "fastdraft/version.h"
 
 namespace {
@@ -23,6 +24,7 @@ using Tokens = std::vector<std::int32_t>;
 struct Destroy {
   void operator()(fastdraft_engine* engine) const { fastdraft_engine_destroy(engine); }
   void operator()(fastdraft_datastore* store) const { fastdraft_datastore_destroy(store); }
+  void operator()(fastdraft_ngrams* ngrams) const { fastdraft_ngrams_destroy(ngrams); }
 };
 using Engine = std::unique_ptr<fastdraft_engine, Destroy>;
 using Store = std::unique_ptr<fastdraft_datastore, Destroy>;
@@ -194,6 +196,40 @@ TEST(CApiTest, ProposesAndObservesBatches) {
   EXPECT_EQ(draft.c.count, 0);
   EXPECT_EQ(fastdraft_observe_batch(engine.get(), nullptr, 0, nullptr, 0, at.data(), nullptr),
             FASTDRAFT_OK);
+}
+
+TEST(CApiTest, DraftsFromATableOfNgrams) {
+  const std::string path = testing::TempDir() + "c_api_test.fdn";
+  {
+    fastdraft::NgramTableWriter writer(path);
+    const Tokens text{1, 2, 3, 4};
+    for (std::int64_t group = 0; group < 20; ++group) writer.add(text.data(), 4, group);
+    writer.finish();
+  }
+  fastdraft_ngrams* opened = nullptr;
+  ASSERT_EQ(fastdraft_ngrams_open(path.c_str(), nullptr, &opened), FASTDRAFT_OK);
+  std::unique_ptr<fastdraft_ngrams, Destroy> table(opened);
+  fastdraft_config config = default_config();
+  config.ngrams = opened;
+  config.token_cost = 0.0;
+  const Engine engine = make_engine(&config);
+  table.reset();  // the engine keeps it
+  Draft draft(64);
+  ASSERT_EQ(fastdraft_propose(engine.get(), add(engine, {9, 1, 2}), nullptr, &draft.c),
+            FASTDRAFT_OK);
+  ASSERT_EQ(draft.c.count, 2);
+  EXPECT_EQ(draft.token_ids[0], 3);
+  EXPECT_EQ(draft.sources[0], FASTDRAFT_SOURCE_NGRAMS);
+
+  const std::vector<std::uint8_t> fingerprint(FASTDRAFT_FINGERPRINT_BYTES, 7);
+  expect_error(fastdraft_ngrams_open(path.c_str(), fingerprint.data(), &opened),
+               FASTDRAFT_DATASTORE_ERROR, "of another tokenizer");
+  expect_error(fastdraft_ngrams_open("none.fdn", nullptr, &opened), FASTDRAFT_DATASTORE_ERROR,
+               "cannot open");
+  expect_error(fastdraft_ngrams_open(nullptr, nullptr, &opened), FASTDRAFT_INVALID_VALUE, "path");
+  expect_error(fastdraft_ngrams_open(path.c_str(), nullptr, nullptr), FASTDRAFT_INVALID_VALUE,
+               "ngrams");
+  fastdraft_ngrams_destroy(nullptr);
 }
 
 TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {

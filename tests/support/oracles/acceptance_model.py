@@ -74,7 +74,7 @@ class AcceptanceModel:
         for token, values, times, chance, places in lessons:
             if times == 0:
                 continue
-            kind = tuple(values.values())
+            kind = tuple(v for name, v in values.items() if "ngram" not in name)
             alike = self.count(kind, moment, begun)
             copies = self.count((*kind, token), moment, begun)
             self.now += 1

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log2
 
-from fastdraft import Draft, DraftBatch, Source
+from fastdraft import Draft, DraftBatch, NgramTable, Source
 from oracles.acceptance_model import AcceptanceModel, Sample, logistic
 from oracles.candidates import Candidate, find_candidates
 from oracles.copy_cursor import OwnCopy, Prediction
@@ -40,12 +41,13 @@ class CalibratedDrafter:
         prediction: Sequence[int] = (),
         stores: Sequence[Store] = (),
         named: TokenWeights | None = None,
+        ngrams: NgramTable | None = None,
     ) -> None:
         self.text = list(prompt)
         self.prompt_size = len(self.text)
         self.acceptance = acceptance
         self.lookahead, self.tree, self.stores = lookahead, tree, stores
-        self.named = named
+        self.named, self.ngrams = named, ngrams
         # The engine computes in single precision; where that rounds a step of token weights
         # otherwise, seven of them are off by 1 / 8192.
         self.tie = 1e-3 if named else 1e-4
@@ -76,6 +78,7 @@ class CalibratedDrafter:
             (expected, expected.tokens if expected else []),
             node.depth,
             self.tree,
+            self.known([*self.text, *self.tokens_to(node)]),
         )
         second, last = [-1, -1, *self.text, *self.tokens_to(node)][-2:]
         for candidate in node.following:
@@ -86,6 +89,21 @@ class CalibratedDrafter:
                 candidate.weight += self.named.weigh(candidate.names)
             candidate.path = above.path * logistic(candidate.weight)
         self.correct(node)
+
+    def known(self, text: list[int]) -> list[list[tuple[int, int]]] | None:
+        """What the table has behind the text's last token, its last two, ..."""
+        if self.ngrams is None:
+            return None
+        found: list[list[tuple[int, int]]] = []
+        for order in range(1, 1 + min(3, len(text))):
+            guesses = self.ngrams.guess(text[-order:], most=24)
+            behind = [
+                (g.token, round(-2 * log2(g.probability))) for g in guesses if g.order == order
+            ]
+            if not behind:
+                break
+            found.append(behind)
+        return found
 
     def correct(self, node: Node) -> None:
         """Says how likely the tokens that may follow are to be accepted, with all before them."""

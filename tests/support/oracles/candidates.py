@@ -48,8 +48,14 @@ def find_candidates(
     prediction: tuple[CopyCursor | None, Sequence[int]],
     depth: int,
     tree: bool,
+    known: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> list[Candidate]:
-    """Every token that a match, the copy or the prediction expects `depth` tokens on."""
+    """Every token that a match, the copy or the prediction expects `depth` tokens on, and the
+    likeliest by a table of n-grams.
+
+    `known`: what the table has behind the last token, the last two, ..., as tokens and half bits;
+    None without a table.
+    """
     matches = [match for match in matches if depth < len(match.following)]
     agreeing: dict[int, list[Match]] = {}
     for match in matches:
@@ -65,6 +71,19 @@ def find_candidates(
     def longest(token: int, stored: bool) -> int:
         return max((reach(m) for m in agreeing[token] if m.stored == stored), default=0)
 
+    reaches = [
+        cursor.length + depth
+        for cursor, said in ((copy[0], of_copy), (prediction[0], of_prediction))
+        if cursor and said >= 0
+    ]
+    asked = known is not None and (
+        tree or max([*map(reach, matches), *reaches], default=0) < STRONG
+    )
+    matched = set(agreeing)
+    if known is not None and asked:
+        likeliest = dict.fromkeys(token for behind in reversed(known) for token, _ in behind)
+        for token in [*likeliest][: 6 if tree else 2]:
+            agreeing.setdefault(token, [])
     lengths = {token: (longest(token, False), longest(token, True)) for token in agreeing}
     own = [match for match in matches if not match.stored]
     stored = [match for match in matches if match.stored]
@@ -97,8 +116,12 @@ def find_candidates(
             "length_and_rival": 10 * max(context, store) + rival,
             "output": 10 * (2 * written[0] + written[1]) + max(context, store),
         }
+        if known is not None and asked:
+            evidence |= ngram_evidence(known, token, max(context, store), depth)
         nearest = max(both[in_store > in_text], key=reach, default=None)
         source = Source.CONTEXT if nearest is None else nearest.source
+        if token not in matched:
+            source = Source.NGRAMS
         if token == of_prediction:
             source = Source.PREDICTION
         candidates.append(
@@ -107,3 +130,17 @@ def find_candidates(
             )
         )
     return candidates
+
+
+def ngram_evidence(
+    known: Sequence[Sequence[tuple[int, int]]], token: int, length: int, depth: int
+) -> dict[str, int]:
+    """What a table says of a token: by the longest context that it follows there."""
+    for order, behind in reversed([*enumerate(known, 1)]):
+        if token in dict(behind):
+            half_bits = dict(behind)[token]
+            value, kind = 1 + 12 * (order - 1) + half_bits, half_bits
+            break
+    else:
+        value, kind = 37 + len(known), 12 + len(known)
+    return {"ngram": value, "ngram_and_length": 1 + (10 * kind + length) * 3 + min(2, depth)}

@@ -31,6 +31,7 @@ def memory_settings(server_args: Any) -> MemorySettings:
         return MemorySettings(
             memory_bytes=MemorySettings.memory_bytes if memory_bytes is None else memory_bytes,
             datastores=_names("FASTDRAFT_DATASTORES", os.pathsep),
+            ngrams=os.environ.get("FASTDRAFT_NGRAMS") or None,
             shared_namespaces=_names("FASTDRAFT_SHARED_NAMESPACES", ","),
             memory_url=url,
             max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
