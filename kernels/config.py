@@ -1,8 +1,8 @@
 """How kernels are laid out on a device: a table, no measurement at run time.
 
 What a kernel is compiled for depends on the type of the logits, their strides, the vocabulary and
-which operands there are, never on the size of the batch beyond the steps given here: a server has
-met all of its kernels once each was called.
+which operands there are, never on the size of the batch: a server has met all of its kernels once
+each was called, which `verification.warm_up` does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ WARPS: Final = 4
 
 # Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
 TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
+
+# Up to so many requests are looked through by each warp on its own, without barriers, for the one
+# that a row belongs to: in a small batch the latency counts. More are looked through in blocks.
+FEW_REQUESTS: Final = 32
+REQUESTS: Final = 1024
 
 # Slots of a draft that are looked at together: what one warp holds needs no barriers.
 SLOTS: Final = 32
@@ -83,14 +88,6 @@ def wait_for_stores() -> str | None:
         return None
     architecture = torch.cuda.get_device_properties().gcnArchName
     return _WAITS.get(architecture[:5], WAIT_GFX9)
-
-
-def requests_block(requests: int) -> int:
-    """How many requests are looked through together for the one that a row belongs to.
-
-    In a small batch it is what one warp holds, without barriers: there the latency counts.
-    """
-    return 32 if requests <= 32 else 1024
 
 
 def scan_block(window: int) -> int:

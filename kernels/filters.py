@@ -474,7 +474,7 @@ def _replace_sums(logits, row, left, part_sum, listed, lowest, last_tied, ALLOWE
 @jit
 def threshold_kernel(batch, logits, draft, scratch, output, C):
     """One row a program."""
-    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0), batch, C)
     if not used:
         return
     request = place.request
@@ -483,16 +483,10 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     nothing = tl.full((), float("-inf"), tl.float32)
     heat = tl.load(batch.temperature + request)
     # Without a filter: no number of tokens, the whole share, no ratio.
-    most = tl.full((), 0.0, tl.float32)
-    share = tl.full((), 1.0, tl.float32)
-    ratio = tl.full((), 0.0, tl.float32)
-    if (C.FILTERS & 1) != 0:
-        k = tl.load(batch.top_k + request)
-        most = tl.where((k > 0) & (k < logits.vocabulary), k, 0).to(tl.float32)
-    if (C.FILTERS & 2) != 0:
-        share = tl.load(batch.top_p + request)
-    if (C.FILTERS & 4) != 0:
-        ratio = tl.load(batch.min_p + request)
+    k = tl.load(batch.top_k + request, mask=(batch.filters & 1) != 0, other=0)
+    most = tl.where((k > 0) & (k < logits.vocabulary), k, 0).to(tl.float32)
+    share = tl.load(batch.top_p + request, mask=(batch.filters & 2) != 0, other=1.0)
+    ratio = tl.load(batch.min_p + request, mask=(batch.filters & 4) != 0, other=0.0)
     if (heat == 0) | ((most == 0) & (share >= 1) & (ratio <= 0)):
         tl.store(lowest, nothing)
         return
@@ -516,10 +510,9 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     row = _Row(grid.values_of(logits, place.row), grid.mask_of(batch, place.row), maximum, scale)
 
     least = nothing
-    if (C.FILTERS & 4) != 0:
-        log_ratio = tl.log(tl.where(ratio > 0, ratio, 1.0).to(tl.float64))
-        bound = (maximum.to(tl.float64) + heat.to(tl.float64) * log_ratio).to(tl.float32)
-        least = tl.where(ratio > 0, bound, nothing)
+    if ratio > 0:
+        log_ratio = tl.log(ratio.to(tl.float64))
+        least = (maximum.to(tl.float64) + heat.to(tl.float64) * log_ratio).to(tl.float32)
 
     # Nothing below the floor can be the answer. It is sought where most often it is: from the least
     # of the chunks' maxima on, which as many values reach as there are chunks.
@@ -570,6 +563,4 @@ def launch(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:
     # With nothing else in it, one kernel serves sampled verification and rejection sampling.
     scratch = scratch.only("chunk_maximum", "chunk_sum", *BUFFERS)
     rows = len(batch.logits)
-    grid.run(
-        threshold_kernel, rows, batch, sampling, scratch=scratch, filters=True, num_warps=_WARPS
-    )
+    grid.run(threshold_kernel, rows, batch, sampling, scratch=scratch, num_warps=_WARPS)

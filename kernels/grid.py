@@ -75,16 +75,17 @@ class Rows(NamedTuple):
 class Config(NamedTuple):
     """What a body is compiled for, besides its operands.
 
-    REQUESTS: how many requests are looked through together for the one that a row belongs to.
+    FEW, REQUESTS: up to FEW requests are looked through at once for the one that a row belongs to,
+        more in blocks of REQUESTS.
     BLOCK: at least the chunks of a row, a power of two.
     CHUNKS: the chunks that a program looks at together.
     SLOTS: the slots of a draft that are looked at together.
     WAIT: the instruction that waits for a wave's stores, None for none.
     ALLOWED, TREE: whether there is a mask, whether there are parents.
     GREEDY: whether there is nothing to sample by.
-    FILTERS: which filters there are, if the body asks: 1 for top-k, 2 for top-p, 4 for min-p.
     """
 
+    FEW: Any
     REQUESTS: Any
     BLOCK: Any
     CHUNKS: Any
@@ -93,12 +94,12 @@ class Config(NamedTuple):
     ALLOWED: Any
     TREE: Any
     GREEDY: Any
-    FILTERS: Any
 
     @classmethod
-    def of(cls, batch: Batch, *, greedy: bool, filters: int) -> Config:
+    def of(cls, batch: Batch, *, greedy: bool) -> Config:
         return cls(
-            _constant(config.requests_block(batch.requests)),
+            _constant(config.FEW_REQUESTS),
+            _constant(config.REQUESTS),
             _constant(config.chunks_block(batch.logits.shape[1])),
             _constant(config.TILE_CHUNKS),
             _constant(config.SLOTS),
@@ -106,7 +107,6 @@ class Config(NamedTuple):
             _constant(batch.allowed is not None),
             _constant(batch.parents is not None),
             _constant(greedy),
-            _constant(filters),
         )
 
 
@@ -121,7 +121,8 @@ class Operands(NamedTuple):
 
     draft_ids, parents: int32 or int64 (drafted,); offsets: int64 (requests + 1,); allowed: int32
     words; temperature, top_p, min_p: float32 (requests,); top_k, seeds, positions: int64
-    (requests,). The others are int32 scalars.
+    (requests,). The others are int32 scalars; filters: which there are, 1 for top-k, 2 for top-p, 4
+    for min-p.
     """
 
     draft_ids: Any
@@ -140,6 +141,7 @@ class Operands(NamedTuple):
     drafted: Any
     max_draft: Any
     likeliest: Any
+    filters: Any
     programs: Any
     tiles: Any
 
@@ -164,13 +166,13 @@ class Place(NamedTuple):
 def kernel(
     logits, draft, scratch, output,
     draft_ids, parents, offsets, allowed, temperature, top_k, top_p, min_p, seeds, positions,
-    allowed_stride, rows, requests, drafted, max_draft, likeliest, programs, tiles,
+    allowed_stride, rows, requests, drafted, max_draft, likeliest, filters, programs, tiles,
     BODY: tl.constexpr, C,
 ):  # fmt: skip
     """Has a body's programs work on a batch."""
     batch = Operands(
         draft_ids, parents, offsets, allowed, temperature, top_k, top_p, min_p, seeds, positions,
-        allowed_stride, rows, requests, drafted, max_draft, likeliest, programs, tiles,
+        allowed_stride, rows, requests, drafted, max_draft, likeliest, filters, programs, tiles,
     )  # fmt: skip
     BODY(batch, logits, draft, scratch, output, C)
 
@@ -186,19 +188,18 @@ def run(
     logits: Rows | None = None,
     draft: Rows | None = None,
     split: config.Split = config.WHOLE,
-    filters: bool = False,
     num_warps: int = config.WARPS,
 ) -> None:
     """Launches a body over so many rows or requests of a batch.
 
     logits: the batch's, unless given. draft: what the draft tokens were drawn from. split: of a row
-    or request among programs. filters: whether the body filters.
+    or request among programs.
     """
     # What stands for an operand that is missing: of its type, which kernels are compiled for.
     other = batch.offsets
     warpers = Warpers(other) if sampling is None else sampling.warpers
     heat = warpers.temperature
-    which = sum(1 << i for i, each in enumerate(warpers[1:]) if filters and each is not None)
+    which = sum(1 << i for i, each in enumerate(warpers[1:]) if each is not None)
     allowed = batch.allowed
     with torch.cuda.device_of(batch.logits):
         kernel[(count * split.programs,)](
@@ -223,16 +224,29 @@ def run(
             len(batch.draft_ids),
             batch.max_draft,
             batch.likeliest,
+            which,
             *split,
             BODY=body,
-            C=Config.of(batch, greedy=sampling is None, filters=which),
+            C=Config.of(batch, greedy=sampling is None),
             num_warps=num_warps,
             enable_fp_fusion=True,
         )
 
 
 @jit
-def locate(row, batch, REQUESTS: tl.constexpr):
+def _begun(row, batch, block, SIZE: tl.constexpr):
+    """Of a block of requests: how many begin by the row, at which row the last of them does, and at
+    which the next one."""
+    request = block + tl.arange(0, SIZE)
+    start = tl.load(batch.offsets + request, mask=request < batch.requests, other=batch.rows)
+    start = tl.minimum(tl.maximum(start + request, 0), batch.rows).to(tl.int32)
+    before = (start <= row) & (request < batch.requests)
+    first = tl.max(tl.where(before, start, 0))
+    return tl.sum(before.to(tl.int32)), first, tl.min(tl.where(before, batch.rows, start))
+
+
+@jit
+def locate(row, batch, C):
     """Where a row of logits belongs: its `Place`, and whether it is one of the size + 1 that count.
 
     Whatever offsets hold, all used rows with one `first` have one `request` and `size`, and are
@@ -242,16 +256,14 @@ def locate(row, batch, REQUESTS: tl.constexpr):
     total = tl.load(batch.offsets + requests) + requests
     end = tl.minimum(tl.maximum(total, 0), rows).to(tl.int32)
     inside = row < end
-    count = 0
-    first = 0
-    for block in range(0, requests, REQUESTS):
-        request = block + tl.arange(0, REQUESTS)
-        start = tl.load(batch.offsets + request, mask=request < requests, other=rows) + request
-        start = tl.minimum(tl.maximum(start, 0), rows).to(tl.int32)
-        before = (start <= row) & (request < requests)
-        count += tl.sum(before.to(tl.int32))
-        first = tl.maximum(first, tl.max(tl.where(before, start, 0)))
-        end = tl.minimum(end, tl.min(tl.where(before, rows, start)))
+    # Both ways are in one kernel, so that load which rises has nothing compiled.
+    count, first, after = _begun(row, batch, 0, C.FEW)
+    for block in range(C.FEW, requests, C.REQUESTS):
+        more, later, sooner = _begun(row, batch, block, C.REQUESTS)
+        count += more
+        first = tl.maximum(first, later)
+        after = tl.minimum(after, sooner)
+    end = tl.minimum(end, after)
     size = tl.minimum(end - first - 1, batch.max_draft)
     used = inside & (count > 0) & (row - first <= size)
     return Place(row, count - 1, first, size), used

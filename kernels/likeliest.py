@@ -60,7 +60,7 @@ def likeliest_kernel(batch, logits, draft, scratch, output, C):
     row = tl.program_id(0)
     token_ids = output.token_ids + row.to(tl.int64) * COLUMNS
     probabilities = output.probabilities + row.to(tl.int64) * COLUMNS
-    place, used = grid.locate(row, batch, C.REQUESTS)
+    place, used = grid.locate(row, batch, C)
     if not used:
         column = tl.arange(0, COLUMNS)
         inside = column < batch.likeliest

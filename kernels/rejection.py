@@ -500,7 +500,7 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
     With filters, whose thresholds come between, it leaves the statistics alone.
     """
     part = tl.program_id(0) % batch.programs
-    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
     if not used:
         return
     row = place.row
@@ -522,7 +522,7 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
 @jit
 def rejection_plans_kernel(batch, logits, draft, scratch, output, C):
     """The plans of the requests after filters."""
-    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0), batch, C)
     if used & (place.row - place.first < place.size):
         _test_and_plan(place, batch, logits, draft, scratch, C)
 

@@ -209,7 +209,7 @@ def _finish_row(place, batch, logits, scratch, output, C):
 @jit
 def statistics_kernel(batch, logits, draft, scratch, output, C):
     """Leaves row statistics, whatever of them scratch has room for."""
-    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
     if used:
         statistics.leave_logits(place, batch, logits, scratch, C)
 
@@ -217,7 +217,7 @@ def statistics_kernel(batch, logits, draft, scratch, output, C):
 @jit
 def draw_kernel(batch, logits, draft, scratch, output, C):
     """What is emitted, from row statistics."""
-    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0), batch, C)
     if used:
         _finish_row(place, batch, logits, scratch, output, C)
 
@@ -225,7 +225,7 @@ def draw_kernel(batch, logits, draft, scratch, output, C):
 @jit
 def sampled_kernel(batch, logits, draft, scratch, output, C):
     """Both together."""
-    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
     if not used:
         return
     statistics.leave_logits(place, batch, logits, scratch, C)

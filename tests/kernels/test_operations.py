@@ -208,7 +208,8 @@ def test_drafts_longer_than_a_block_of_slots(monkeypatch, slots, operation, tree
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_more_requests_than_a_block(monkeypatch, operation):
-    monkeypatch.setattr(config, "requests_block", lambda _: 2)
+    monkeypatch.setattr(config, "FEW_REQUESTS", 1)
+    monkeypatch.setattr(config, "REQUESTS", 2)
     case_of(operation, LENGTHS, 20, torch.float32, seed=5).check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from launches import is_compiled, launches, on_a_device
 from offline import TARGETS, specialisations
 from resources import resources_of, waits_before_arrivals
 
-from fastdraft.verification import verify_sampled
+from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled, warm_up
 
 # So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
 MOST_REGISTERS = 128
@@ -65,35 +66,70 @@ def test_compiled(name, target, specialisation):
         assert waits_before_arrivals(kernel) >= arrivals
 
 
-def test_no_batch_has_a_kernel_compiled_anew():
-    """Whatever its size, and wherever its operands lie."""
-    logits = torch.zeros(34, 3000, dtype=torch.bfloat16)
+ALL = ("filters", "parents", "allowed", "draft_logits", "likeliest", "logprobs", "raw_logprobs")
 
-    def launch(requests, drafted, skip):
-        def each(*shape, dtype=torch.int64):
-            return torch.ones(shape[0] + skip, *shape[1:], dtype=dtype)[skip:]
 
-        verify_sampled(
-            logits[: requests + drafted],
-            each(drafted),
-            torch.tensor([0] * skip + [0, *[drafted] * requests])[skip:],
-            max_draft=drafted,
-            temperature=each(requests, dtype=torch.float32),
-            top_p=each(requests, dtype=torch.float32) / 2,
-            top_k=each(requests),
-            seeds=each(requests),
-            positions=each(requests),
-            allowed=each(requests + drafted, 94, dtype=torch.int32),
-        )
+def keys_of(call):
+    asked = specialisations(TARGETS["sm_90"], partial(on_a_device, call, amd=False))
+    return {each.key for each in asked}
 
-    target = TARGETS["sm_90"]
-    found = [
-        {each.key for each in specialisations(target, partial(on_a_device, call, amd=False))}
-        for call in (
-            partial(launch, 1, 1, 0),
-            partial(launch, 2, 15, 1),
-            partial(launch, 16, 16, 1),
-        )
-    ]
-    assert len(found[0]) == 3
-    assert found[1] == found[2] == found[0]
+
+def verify_all(options, requests, drafted, skip):
+    """Each verb, with every choice that the options leave to requests.
+
+    Each request drafts `drafted` tokens; operands lie `skip` values behind an address that divides
+    by 16 bytes.
+    """
+
+    def each(*shape, dtype=torch.int64):
+        return torch.ones(shape[0] + skip, *shape[1:], dtype=dtype)[skip:]
+
+    rows = requests * (drafted + 1)
+    heat = each(requests, dtype=torch.float32)
+    batch = {
+        "logits": torch.zeros(rows, 3000, dtype=torch.bfloat16),
+        "draft_ids": each(requests * drafted),
+        "offsets": torch.arange(-skip, requests + 1)[skip:] * drafted,
+        "max_draft": drafted,
+        "logprobs": "logprobs" in options,
+        "raw_logprobs": "raw_logprobs" in options,
+    }
+    parents = torch.arange(-skip, requests * drafted)[skip:] % drafted - 1
+    tree = {"parents": parents} if "parents" in options else {}
+    masks = [{}, {"allowed": each(rows, 94, dtype=torch.int32)}]
+    some = [{"top_k": each(requests)}, {"top_p": heat / 2}, {"min_p": heat / 2}]
+    warpers = [{}, *some, some[0] | some[1], some[1] | some[2], some[0] | some[1] | some[2]]
+    for mask, likeliest in product(
+        masks if "allowed" in options else masks[:1], (0, 8) if "likeliest" in options else (0,)
+    ):
+        verify_greedy(**batch, **tree, **mask, likeliest=likeliest)
+        for warper in warpers if "filters" in options else warpers[:1]:
+            drawn_by = {"temperature": heat, "seeds": each(requests), "positions": each(requests)}
+            drawn_by |= warper
+            verify_sampled(**batch, **tree, **mask, **drawn_by, likeliest=likeliest)
+            if "draft_logits" in options:
+                drawn = torch.zeros(requests * drafted, 3000, dtype=torch.bfloat16)
+                verify_rejection(**batch, **mask, **drawn_by, draft_logits=drawn)
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        ((), 2),
+        (("filters",), 5),
+        (("filters", "parents", "likeliest"), 7),
+        (("filters", "allowed", "logprobs"), 10),
+        (ALL, 24),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_nothing_is_compiled_after_the_warm_up(options, number):
+    """Whatever the size of a batch, which filters it has, and wherever its operands lie."""
+    chosen = {option: option in options for option in ALL}
+    warm = keys_of(partial(warm_up, "cpu", torch.bfloat16, 3000, **chosen))
+    assert len(warm) == number
+    batches = [(1, 1, 0), (2, 15, 1), (16, 1, 0), (33, 1, 1), (64, 3, 0), (512, 1, 1)]
+    met = [keys_of(partial(verify_all, options, *batch)) for batch in batches]
+    assert all(each <= warm for each in met)
+    # Nor is anything compiled that no batch needs.
+    assert set().union(*met) == warm

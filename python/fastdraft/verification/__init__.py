@@ -73,6 +73,7 @@ from fastdraft.kernels.operands import Status, Verified
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
 from fastdraft.verification.verify import verify_greedy, verify_rejection, verify_sampled
+from fastdraft.verification.warm import warm_up
 
 __all__ = [
     "Status",
@@ -84,4 +85,5 @@ __all__ = [
     "verify_greedy",
     "verify_rejection",
     "verify_sampled",
+    "warm_up",
 ]

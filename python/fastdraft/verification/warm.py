@@ -1,0 +1,61 @@
+"""Compiling the kernels of a server before its traffic comes."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import torch
+
+from fastdraft.kernels import language
+from fastdraft.verification.verify import verify_greedy, verify_rejection, verify_sampled
+
+
+def warm_up(
+    device: torch.device | str,
+    dtype: torch.dtype,
+    vocabulary: int,
+    *,
+    filters: bool = True,
+    parents: bool = False,
+    allowed: bool = False,
+    draft_logits: bool = False,
+    likeliest: bool = False,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
+) -> None:
+    """Has every kernel compiled that a server's batches may need, of any number of requests.
+
+    Verifies one draft of one token in each way that the options leave open. Draft ids and parents
+    are int64, and rows of logits lie one after another; other ones have other kernels. Where no
+    kernel is used, as on a CPU, it does nothing.
+
+    Args:
+        device, dtype, vocabulary: those of the logits.
+        filters: whether requests may have top_k, top_p or min_p.
+        parents: whether batches have parents; a server of both kinds calls it twice.
+        allowed: whether there may be masks.
+        draft_logits: whether drafts may have probabilities, in logits of the same type.
+        likeliest: whether the likeliest tokens may be asked for.
+        logprobs, raw_logprobs: whether all results have them.
+
+    Raises:
+        InvalidValueError: logits have no such type.
+    """
+    logits = torch.zeros(2, vocabulary, dtype=dtype, device=device)
+    if not language.has_kernels(logits):
+        return
+    numbers = torch.arange(2, device=device)
+    batch: dict[str, Any] = {"logits": logits, "draft_ids": numbers[:1], "offsets": numbers}
+    batch |= {"max_draft": 1, "logprobs": logprobs, "raw_logprobs": raw_logprobs}
+    tree: dict[str, Any] = {"parents": numbers[:1] - 1} if parents else {}
+    words = torch.full((2, -(-vocabulary // 32)), -1, dtype=torch.int32, device=device)
+    masks: list[dict[str, Any]] = [{}, {"allowed": words}] if allowed else [{}]
+    warpers: list[dict[str, Any]] = [{}, {"top_p": 0.5}] if filters else [{}]
+    for mask, few in product(masks, (0, 1) if likeliest else (0,)):
+        verify_greedy(**batch, **tree, **mask, likeliest=few)
+        for warper in warpers:
+            drawn_by = {"seeds": numbers[:1], "positions": numbers[:1], **warper}
+            verify_sampled(**batch, **tree, **mask, **drawn_by, likeliest=few)
+            if draft_logits:
+                verify_rejection(**batch, **mask, **drawn_by, draft_logits=logits[:1])
