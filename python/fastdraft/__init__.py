@@ -8,14 +8,18 @@ Importing this package needs numpy alone; `fastdraft.hf` and `fastdraft.verifica
 
 from __future__ import annotations
 
-from fastdraft.calibration import Calibration
-from fastdraft.config import DraftConfig
-from fastdraft.continuations import Continuations
-from fastdraft.datastore import Datastore
-from fastdraft.engine import Draft, DraftBatch, Engine, Offers, Source, Successors
-from fastdraft.memory import Memory
-from fastdraft.ngrams import NgramTable
-from fastdraft.stats import DraftStats
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fastdraft.calibration import Calibration
+    from fastdraft.config import DraftConfig
+    from fastdraft.continuations import Continuations
+    from fastdraft.datastore import Datastore
+    from fastdraft.engine import Draft, DraftBatch, Engine, Offers, Source, Successors
+    from fastdraft.memory import Memory
+    from fastdraft.ngrams import NgramTable
+    from fastdraft.stats import DraftStats
 
 __version__ = "0.2.0"
 __all__ = [
@@ -34,3 +38,30 @@ __all__ = [
     "Successors",
     "__version__",
 ]
+
+# Imported when they are used: hosts load our plugins in every process, whoever drafts there.
+_MODULES: Final = {
+    "calibration": ("Calibration",),
+    "config": ("DraftConfig",),
+    "continuations": ("Continuations",),
+    "datastore": ("Datastore",),
+    "engine": ("Draft", "DraftBatch", "Engine", "Offers", "Source", "Successors"),
+    "errors": (),
+    "memory": ("Memory",),
+    "ngrams": ("NgramTable",),
+    "stats": ("DraftStats",),
+}
+_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

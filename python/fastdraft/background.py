@@ -137,6 +137,8 @@ class BackgroundDrafter:
         numbers: Ids,
         publish: Callable[[], object],
         *,
+        is_expected: Callable[[Exception], bool] = lambda _: False,
+        begin: Callable[[], object] = lambda: None,
         start: bool = True,
     ) -> None:
         """Starts the thread.
@@ -149,6 +151,8 @@ class BackgroundDrafter:
                 continuations are of; 0 for none.
             publish: Called on the thread with news in the arrays, which stay as they are during the
                 call: it copies them, as to a device.
+            is_expected: Whether an error of one request is no fault, such as a limit that is set.
+            begin: Called first on the thread, such as to choose its device.
             start: False starts no thread: the host calls `run_once`.
         """
         self._faults = Faults(_logger)
@@ -156,6 +160,8 @@ class BackgroundDrafter:
         self._out = continuations
         self._numbers = numbers
         self._send = publish
+        self._is_expected = is_expected
+        self._begin = begin
         self._changed = threading.Condition()
         # The condition's lock guards these.
         self._queue: _Queue = deque()
@@ -289,6 +295,10 @@ class BackgroundDrafter:
             return bool(self._queue or self._unindexed)
 
     def _run(self) -> None:
+        try:
+            self._begin()
+        except Exception as error:
+            self._faults.add(_COSTS, error)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or not self._is_idle())
@@ -359,8 +369,8 @@ class BackgroundDrafter:
                 self._give_up(request, error)
 
     def _give_up(self, request: _Request, error: Exception | None = None) -> None:
-        """Drafts for a request no more; `error` is counted."""
-        if error is not None:
+        """Drafts for a request no more; `error` is counted, unless it was expected."""
+        if error is not None and not self._is_expected(error):
             self._faults.add(_COSTS, error)
         self._remove(request)
         if request.id >= 0:
@@ -416,8 +426,9 @@ class BackgroundDrafter:
             refused = error.rows if isinstance(error, FastdraftError) else {}
             if not refused:
                 self._faults.add(_COSTS, error)
-            for row in sorted({int(rows[i]) for i in refused or range(len(rows))}):
-                self._give_up(self._requests[int(self._seated[row])], error if refused else None)
+            faults = {int(rows[i]): each for i, each in refused.items()}
+            for row in sorted(faults or {*rows.tolist()}):
+                self._give_up(self._requests[int(self._seated[row])], faults.get(row))
 
     def _publish(self) -> None:
         if not self._has_news:

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
 from fastdraft.background import BackgroundDrafter, Report
-from fastdraft.errors import InvalidValueError
+from fastdraft.errors import InvalidValueError, MemoryLimitError
 
 ROWS, NODES = 3, 12
 CONFIG = DraftConfig(lookahead=6, tree_budget=NODES)
@@ -511,3 +511,29 @@ def test_drain_waits_for_a_thread() -> None:
     assert host.drafter.drain(timeout=20)
     assert host.bases == [2001]
     assert host.drafter.stop(timeout=20)
+
+
+def test_a_limit_that_is_set_is_no_fault_and_the_thread_begins_first() -> None:
+    out, calls = Continuations.allocate(1, NODES), []
+    engine = Engine(DraftConfig(lookahead=6, tree_budget=NODES, max_bytes=1 << 14))
+
+    def begin() -> None:
+        calls.append(threading.current_thread().name)
+
+    drafter = BackgroundDrafter(
+        engine,
+        out,
+        np.zeros(1, np.int32),
+        lambda: None,
+        is_expected=lambda error: isinstance(error, MemoryLimitError),
+        begin=begin,
+    )
+    number = drafter.add(0, [1, 2, 3])
+    assert drafter.drain()
+    row, text = np.zeros(1, np.int64), np.arange(2000, dtype=np.int32)
+    grown = Report(row, row + number, row + 3, text, np.array([0, len(text)]), row)
+    drafter.expect(lambda: grown)
+    assert drafter.drain()
+    assert calls == ["fastdraft-background"]
+    assert (engine.num_requests, drafter.faults) == (0, 0)
+    assert drafter.stop()

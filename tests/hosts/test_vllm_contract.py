@@ -309,22 +309,30 @@ def test_doctor_finds_this_host(vllm_v2_forks: Forks, tmp_path: Path) -> None:
 # --- Model Runner V2 ---
 
 
-def test_the_ngram_speculator_is_imported_when_it_is_made(newer: Path) -> None:
-    """So what stands in the module then is made, with these operands."""
+def test_the_runner_makes_its_speculator_by_a_name_of_its_module(newer: Path) -> None:
+    """So what stands there then is called, with these operands."""
+    imports = [node for node in module(newer, V2_RUNNER).body if isinstance(node, ast.ImportFrom)]
+    [found] = [node for node in imports if "init_speculator" in {each.name for each in node.names}]
+    assert found.module == "vllm.v1.worker.gpu.spec_decode"
     make = body(module(newer, f"{GPU}/spec_decode/__init__.py"), "init_speculator")
-    branch = next(
-        node
-        for node in ast.walk(make)
-        if isinstance(node, ast.If) and "use_ngram()" in ast.unparse(node.test)
-    )
-    imported, made = branch.body
-    assert isinstance(imported, ast.ImportFrom)
-    assert imported.module == "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
-    assert ast.unparse(made) == "return NgramGPUSpeculator(vllm_config, device, req_states)"
+    assert parameters(make) == ["vllm_config", "device", "req_states"]
     assert says(
         body(module(newer, V2_RUNNER), "GPUModelRunner"),
         "self.speculator = init_speculator(self.vllm_config, self.device, self.req_states)",
     )
+
+
+def test_a_wrong_option_is_a_clients_error(newer: Path) -> None:
+    errors = module(newer, "exceptions.py")
+    assert [ast.unparse(base) for base in body(errors, "VLLMValidationError").bases] == [  # type: ignore[union-attr]
+        "VLLMClientError"
+    ]
+
+
+def test_options_are_hashed_as_json(source: Path) -> None:
+    """Where they are no items of a mapping, they do not change what vLLM compiles."""
+    made = ast.unparse(body(body(module(source, "config/vllm.py"), "VllmConfig"), "compute_hash"))
+    assert "json.dumps(additional_config, sort_keys=True)" in made
 
 
 def test_vllm_has_no_registry_of_speculators(newer: Path) -> None:

@@ -179,6 +179,7 @@ def test_the_log_is_one_that_replay_reads(server: Server, words: Path) -> None:
 
 WRONG = {
     "prediction_token_ids": "abc",
+    "predictions": "misspelt",
     "fastdraft_namespaces": "misspelt",
     "fastdraft_cache_salt": "another tenant's",
 }
@@ -189,13 +190,31 @@ def test_wrong_options_are_an_error_400(server: Server, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match=name) as raised:
         ask(server, extra_body={"vllm_xargs": {name: WRONG[name]}})
     assert raised.value.status_code == 400
-    # vLLM's other endpoints do not pass the front.
-    with pytest.raises(openai.BadRequestError, match=name):
-        server.client.responses.create(
-            model=MODEL, input="x", extra_body={"vllm_xargs": {name: WRONG[name]}}
-        )
     metrics = server.metrics()
     assert metrics["fastdraft_faults_total"] == metrics["fastdraft_refused_requests_total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*WRONG.items(), ("prediction_token_ids", [10**6]), ("fastdraft_remember", "false")],
+)
+def test_wrong_options_that_no_front_reads_are_an_error_400(
+    server: Server, name: str, value: object
+) -> None:
+    """At an endpoint for tokens the engine's own check answers."""
+    body = {
+        "model": MODEL,
+        "token_ids": [5, 6, 7],
+        "sampling_params": {"max_tokens": 2, "extra_args": {name: value}},
+    }
+    answer = httpx.post(
+        f"{server.url}/inference/v1/generate",
+        content=json.dumps(body),
+        headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"},
+        timeout=120,
+    )
+    assert answer.status_code == 400, (answer.status_code, answer.text)
+    assert name in answer.json()["error"]["message"]
 
 
 def test_requests_without_a_prediction_report_none(server: Server) -> None:

@@ -54,6 +54,10 @@ SCHEMA = {
 }
 JSON_PROMPT = 'Write {"ages": [31, 32, 33]} again as JSON: {"ages": [31, 32'
 APART = {"fastdraft_remember": 0}
+# What begins and what ends a thought, which `thinking_token_budget` cuts short. An answer of the
+# tiny model says the former by itself.
+THINKING = {"reasoning_start_str": " by", "reasoning_end_str": " names, please"}
+BUDGETS = (-1, 0, 2, 3, 5, 8, 12, 16)
 HEADS = {
     "draft_model": "StandaloneARSpeculator",
     "eagle3": "EagleSpeculator",
@@ -176,6 +180,12 @@ def start(engine: str, model: str) -> Any:
         speculative["token_cost"] = 0.02
     elif engine not in ("V2 lengths", *BESIDE):
         speculative["num_speculative_tokens_per_batch_size"] = [(1, 4, LOOKAHEAD)]
+    if not engine.startswith("V2"):
+        from vllm.config import ReasoningConfig
+
+        options["reasoning_config"] = ReasoningConfig(**THINKING)
+    if "asynchronous" in engine:
+        overlap_steps()
     if engine != "plain":
         options["per_request_spec_decode_metrics"] = "summary"
         options["speculative_config"] = speculative
@@ -191,6 +201,20 @@ def start(engine: str, model: str) -> Any:
         structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         **options,
     )
+
+
+def overlap_steps() -> None:
+    """Has vLLM schedule a step before it has the tokens of the last one, as on a GPU. On a CPU it
+    does not: one line of its platform says so."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_and_overlap(_: Any, vllm_config: Any) -> None:
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_overlap)  # type: ignore[assignment]
 
 
 def tokens_of(output: Any) -> list[int]:
@@ -213,10 +237,76 @@ def said_plainly(run: Run) -> Plain:
     for name, output in zip(
         asked, run.generate([*prompts], [{"logprobs": 2, **o} for o in options]), strict=True
     ):
-        chances = [{t: e.logprob for t, e in each.items()} for each in output.outputs[0].logprobs]
-        found[name] = tokens_of(output), chances
+        found[name] = with_chances(output)
     found["alone"] = [found[str(number)] for number in range(len(PROMPTS))]
+    cases = by_position(run, [text for text, _ in found["alone"]])
+    found["hooked"] = hooked()
+    found["by position"] = cases, [with_chances(each) for each in say_cases(run, cases)]
     return found
+
+
+def hooked() -> list[str]:
+    """What fastdraft has changed or imported in a process that does not ask for it."""
+    from vllm.config import VllmConfig
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.request import Request
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    places = (
+        Request.__init__,
+        InputProcessor._validate_params,
+        GPUModelRunner.__init__,
+        VllmConfig._maybe_disable_dynamic_sd_for_data_parallel,
+    )
+    changed = [each.__qualname__ for each in places if hasattr(each, "calls_fastdraft")]
+    ours = (name for name in sys.modules if name.startswith("fastdraft.serving."))
+    return [*changed, *(n for n in ours if not n.startswith("fastdraft.serving.vllm"))]
+
+
+def with_chances(output: Any) -> tuple[list[int], list[dict[int, float]]]:
+    """The tokens, and the log-probabilities of the likeliest at each position."""
+    chances = [{t: e.logprob for t, e in each.items()} for each in output.outputs[0].logprobs]
+    return tokens_of(output), chances
+
+
+def by_position(run: Run, texts: list[list[int]]) -> list[tuple[Any, dict[str, Any]]]:
+    """Prompts and options whose effect depends on how long the text is by then."""
+    tokenizer = run.llm.get_tokenizer()
+    thought = tokenizer.encode(THINKING["reasoning_start_str"], add_special_tokens=False)
+    cases: list[tuple[Any, dict[str, Any]]] = []
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        words = tokenizer.decode(text[8:10])
+        cases += [(prompt, {"min_tokens": n, "stop_token_ids": [text[n]]}) for n in (5, 9, 14, 19)]
+        # The first is as it is without a limit: what the others are drafted from.
+        for thinking in (prompt, {"prompt_token_ids": [*tokenizer.encode(prompt), *thought]}):
+            cases += [(thinking, {"thinking_token_budget": budget}) for budget in BUDGETS]
+        cases += [
+            (prompt, {"min_tokens": 9, "stop": [words]}),
+            (prompt, {"bad_words": [words]}),
+            (prompt, {"presence_penalty": 0.5, "frequency_penalty": 0.7}),
+            (prompt, {"allowed_token_ids": sorted({*text[:6]})}),
+            (prompt, {"ignore_eos": True, "max_tokens": 9}),
+            (prompt, {"repetition_detection": {"max_pattern_size": 8, "min_count": 2}}),
+        ]
+    return [*cases, (JSON_PROMPT, {"min_tokens": 12, "structured_outputs": SCHEMA})]
+
+
+def say_cases(run: Run, cases: list[tuple[Any, dict[str, Any]]]) -> list[Any]:
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    def options_of(given: dict[str, Any]) -> dict[str, Any]:
+        made = dict(given)
+        if "structured_outputs" in made:
+            made["structured_outputs"] = json_only()
+        if "repetition_detection" in made:
+            made["repetition_detection"] = RepetitionDetectionParams(
+                **given["repetition_detection"]
+            )
+        return made
+
+    return run.generate(
+        [prompt for prompt, _ in cases], [{"logprobs": 2, **options_of(o)} for _, o in cases]
+    )
 
 
 def json_only() -> Any:
@@ -277,6 +367,23 @@ def the_method_takes_the_runner_that_vllm_takes(run: Run, _: Plain) -> None:
 
 
 @on("V1", "V2")
+def whoever_does_not_ask_pays_nothing(run: Run, plain: Plain) -> None:
+    assert plain["hooked"] == []
+    # With the method too a class of vLLM's is one.
+    if run.is_v2:
+        from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
+
+        assert not isinstance(run.speculator, NgramGPUSpeculator)
+
+
+@on("V2 asynchronous", "V2 asynchronous crowded")
+def steps_overlap(run: Run, _: Plain) -> None:
+    assert run.config.scheduler_config.async_scheduling
+    assert type(run.core.scheduler).__name__ == "AsyncScheduler"
+    assert run.core.batch_queue is not None and run.core.batch_queue_size > 1
+
+
+@on("V1", "V2", "V2 asynchronous")
 def single_requests_say_the_same(run: Run, plain: Plain) -> None:
     first = [run.say([prompt])[0] for prompt in PROMPTS]
     assert_all_same(plain["alone"], [*map(tokens_of, first)])
@@ -289,7 +396,7 @@ def single_requests_say_the_same(run: Run, plain: Plain) -> None:
     assert run.first < drafted <= LOOKAHEAD * len(PROMPTS) * TOKENS, (run.first, drafted)
 
 
-@on("V1", "V2")
+@on("V1", "V2", "V2 asynchronous")
 def what_was_said_before_is_drafted(run: Run, plain: Plain) -> None:
     """The memory knows the answers: with V2 a step late."""
     before = run.accepted
@@ -298,7 +405,7 @@ def what_was_said_before_is_drafted(run: Run, plain: Plain) -> None:
     assert gained > 1.5 * run.first, (run.first, gained)
 
 
-@on("V1", "V2")
+@on("V1", "V2", "V2 asynchronous")
 def requests_at_once_say_the_same(run: Run, plain: Plain) -> None:
     assert_all_same(plain["alone"] * 2, run.tokens(PROMPTS * 2))
 
@@ -325,6 +432,18 @@ def a_request_may_switch_drafts_off(run: Run, plain: Plain) -> None:
     assert run.accepted - before <= 2 * run.is_v2, run.accepted - before
 
 
+@on("V1", "V2", "V2 asynchronous")
+def what_is_counted_is_what_was_said(run: Run, plain: Plain) -> None:
+    """All of it is remembered, so drafts go on beyond `max_tokens`; vLLM cuts that off."""
+    before, lengths = run.settle(), (3, 5, 8, 11, 14)
+    for length in lengths:
+        said = run.tokens(PROMPTS, max_tokens=length)
+        assert_all_same([(each[:length], gaps) for each, gaps in plain["alone"]], said)
+    after = run.settle()
+    assert after.emitted - before.emitted == sum(lengths) * len(PROMPTS)
+    assert 0 < after.accepted - before.accepted <= after.drafted - before.drafted
+
+
 @on("V1", "V2")
 def structured_output_is_the_same(run: Run, plain: Plain) -> None:
     """vLLM cuts drafts where the grammar ends; the counts come from the text, and stay right."""
@@ -338,6 +457,24 @@ def structured_output_is_the_same(run: Run, plain: Plain) -> None:
 @on("V1", "V2")
 def what_shapes_logits_shapes_drafted_text_too(run: Run, plain: Plain) -> None:
     assert_same(plain["penalised"], run.tokens(PROMPTS[:1], repetition_penalty=1.3)[0])
+
+
+@on("V1")
+def limits_by_position_hold_in_drafted_text(run: Run, plain: Plain) -> None:
+    """Twice: then all that was said the first time is remembered, and drafts are long."""
+    cases, expected = plain["by position"]
+    assert len({json.dumps(tokens) for tokens, _ in expected}) > len(expected) / 2
+    before = run.accepted
+    for _ in range(2):
+        wrong = []
+        for case, said, output in zip(cases, expected, say_cases(run, cases), strict=True):
+            try:
+                assert_same(said, tokens_of(output))
+                assert len(said[0]) == len(tokens_of(output)) or said[0] != tokens_of(output)
+            except (AssertionError, StopIteration):
+                wrong.append((case[1], said[0], tokens_of(output)))
+        assert not wrong, (len(wrong), len(cases), wrong)
+    assert run.accepted - before > 2 * TOKENS, run.accepted - before
 
 
 @on("V1")
@@ -367,13 +504,20 @@ def in_plain_top_k() -> Any:
 
 @on("V1", "V2")
 def wrong_options_of_a_request_are_refused(run: Run, _: Plain) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    vocabulary = run.config.model_config.get_vocab_size()
     for name, value in (
         ("fastdraft_remember", "false"),
+        ("fastdraft_namespace", "\ud800"),
         ("prediction_token_ids", [10**12]),
+        ("prediction_token_ids", [vocabulary]),
+        ("predictions", "misspelt"),
         ("fastdraft_namespaces", "misspelt"),
         ("fastdraft_cache_salt", "another tenant's"),
     ):
-        with pytest.raises(ValueError, match=name):
+        # Whatever else is raised, vLLM's servers answer with an empty error 500.
+        with pytest.raises(VLLMValidationError, match=name):
             run.tokens(PROMPTS[:1], extra_args={name: value})
 
 
@@ -564,6 +708,7 @@ def wrong_options_end_the_start(run: Run, _: Plain) -> None:
         ({"memory_byte": 5}, "memory_byte"),
         ({"head": 5}, "head must be vLLM's own configuration of a draft head .* got 5"),
         ({"head": head}, "must keep to Model Runner V2, .* got V1"),
+        ({"max_bytes": 3}, "max_bytes must be enough for a request, got 3"),
     ):
         arguments = EngineArgs(model, speculative_config={"method": "fastdraft", **options})
         with pytest.raises(ValueError, match=message):
@@ -629,12 +774,12 @@ def the_fused_kernel_drafts_the_same(run: Run, plain: Plain) -> None:
 
 @on("V2")
 def vllms_own_method_stays_its_own(run: Run, _: Plain) -> None:
-    from vllm.v1.worker.gpu.spec_decode import init_speculator
+    from vllm.v1.worker.gpu import model_runner
 
     config = copy.copy(run.config)
     config.speculative_config = copy.copy(config.speculative_config)
     config.speculative_config.model = "ngram_gpu"
-    made = init_speculator(config, run.runner.device, run.runner.req_states)
+    made = model_runner.init_speculator(config, run.runner.device, run.runner.req_states)
     assert type(made).__name__ == "NgramGPUSpeculator"
 
 
@@ -721,7 +866,7 @@ def beside_a_head_the_target_says_the_same(run: Run, plain: Plain) -> None:
 # --- What is checked of further engines, and at last ---
 
 
-@on("V1 crowded", "V2 crowded")
+@on("V1 crowded", "V2 crowded", "V2 asynchronous crowded")
 def chunks_and_preemption_change_nothing(run: Run, plain: Plain) -> None:
     prompts, lengths = [run.prompt_of(120), *PROMPTS * 2], [LONG] + [TOKENS] * 8
     outputs = run.generate(prompts, [{"max_tokens": length} for length in lengths])

@@ -387,7 +387,7 @@ def test_an_application_that_reads_again_after_a_refusal_is_not_kept_waiting() -
     ("arguments", "message"),
     [
         ({"fastdraft_remember": "false"}, "vllm_xargs.fastdraft_remember must be True or False"),
-        ({"fastdraft_cache_salt": "a"}, "vllm_xargs.fastdraft_cache_salt is no option"),
+        ({"fastdraft_cache_salt": "a"}, "vllm_xargs.fastdraft_cache_salt is not a known option"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message: str) -> None:

@@ -110,10 +110,13 @@ def test_what_no_option_may_be(name: str, value: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("fastdraft_rember", "fastdraft_rember is no option of a request; is it fastdraft_reme"),
-        ("fastdraft-namespace", "fastdraft-namespace is no option of a request; is it fastdraft_"),
-        ("FASTDRAFT", "FASTDRAFT is no option of a request; is it fastdraft?"),
-        ("fastdraft_cache_salt", "fastdraft_cache_salt is no option of a request"),
+        ("fastdraft_rember", "fastdraft_rember is not a known option; is it fastdraft_reme"),
+        ("fastdraft-namespace", "fastdraft-namespace is not a known option; is it fastdraft_"),
+        ("predictions", "predictions is not a known option; is it prediction_token_ids?"),
+        ("prediction_tokens", "prediction_tokens is not a known option; is it prediction_token_i"),
+        ("fastdraft_\ud800", r"fastdraft_\ud800 is not a known option"),
+        ("FASTDRAFT", "FASTDRAFT is not a known option; is it fastdraft?"),
+        ("fastdraft_cache_salt", "fastdraft_cache_salt is not a known option"),
     ],
 )
 def test_unknown_names_are_told(name: str, reason: str) -> None:

@@ -110,6 +110,39 @@ def test_draft_tokens_that_were_not_verified_are_not_counted(make: Make, most: i
     assert (host.accepted > 0) == (most > 0)
 
 
+def test_what_a_step_says_beyond_the_end_is_not_counted() -> None:
+    """V2's device goes on to the end of its draft; vLLM cuts off what is beyond `max_tokens`."""
+    host = V2Host()
+    for most in (3, 17, 20, 25):
+        before, held = host.kept.stats, len(host.kept.memory.of(None)[0])
+        host.add("a", copying(output=60, max_tokens=most))
+        job, accepted = host.jobs["a"], 0
+        while job.said < most:
+            emitted = host.step().get("a", 0)
+            accepted += max(emitted - 1 - max(job.said - most, 0), 0)
+            host.catch_up()
+        host.end("a")
+        host.run()
+        after = host.kept.stats
+        assert after.emitted - before.emitted == most
+        assert after.accepted - before.accepted <= accepted
+        assert len(host.kept.memory.of(None)[0]) - held <= len(job.prompt) + most
+        assert host.faults == 0
+
+
+def test_a_limit_of_memory_at_work_is_no_fault(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = make(max_bytes=1 << 15)
+    for name in "abc":
+        host.add(name, copying(output=400))
+    host.run()
+    assert host.faults == host.kept.refused == 0
+    [warning] = [each for each in caplog.records if "max_bytes is reached" in each.message]
+    assert warning.exc_info is None
+    host.assert_empty()
+
+
 def test_a_prediction_is_drafted_and_counted(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +159,7 @@ def test_a_prediction_is_drafted_and_counted(
     assert (totals["accepted_prediction_tokens"], totals["rejected_prediction_tokens"]) == counts
     assert totals["requests"] == totals["faults"] == totals["request_bytes"] == 0
     assert totals["datastore_bytes"] > 0 and totals["seconds"] > 0
+    assert 35 < sum(counts) <= totals["drafted_tokens"]
     assert totals["steps"] > 5
     assert len(host.kept._ledger._free) == free
 

@@ -21,7 +21,7 @@ from fastdraft.serving.vllm.lengths import (
     follow_batches,
     give_lengths,
 )
-from fastdraft.serving.vllm.method import METHOD
+from fastdraft.serving.vllm.plugin import METHOD
 from fastdraft.step_latency import StepLatency
 from vllm_host import config
 
@@ -179,6 +179,7 @@ class Scheduler:
     def __init__(self, by_batch_size: Any, **options: Any) -> None:
         self.vllm_config = config(by_batch_size=by_batch_size, **options)
         self.dynamic_sd_lookup: Any = "vLLM's own"
+        self.requests: dict[str, Any] = {}
         self.updated = 0
 
     def update_from_output(self, scheduled: Any, output: Any) -> str:
@@ -221,6 +222,22 @@ def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch)
     assert set(chosen) <= {0, 3, 6}
     late = np.mean(chosen[100:])
     assert late > 5 if good else late < 0.5
+
+
+def test_tokens_beyond_the_end_of_a_request_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM cuts them off, so a longer draft brings no more."""
+    told: list[list[int]] = []
+    monkeypatch.setattr(
+        DraftLengths,
+        "observe",
+        lambda *args, **_: told.append(list(args[3])),
+    )
+    scheduler = Scheduler(DraftSchedule(6, 3))
+    follow_batches(scheduler)
+    for name, said in (("a", 5), ("b", 9), ("c", 10)):
+        scheduler.requests[name] = SimpleNamespace(max_tokens=10, num_output_tokens=said)
+    a_step(scheduler, dict.fromkeys("abcd", 6), dict.fromkeys("abcd", 6))
+    assert told == [[4, 0, 6]]
 
 
 @pytest.mark.parametrize(

@@ -259,10 +259,13 @@ def test_ranks_share_the_first_ones_drafts(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(speculator_module, "is_first_rank", lambda: False)
     second = V2Host(ranks=2)
     for host in (first, second):
-        shared.clear()
-        host.add("a", Job(CYCLE * 3, CYCLE[:1]))
-        host.step()
-        assert shared == [(1, 8), (1, 8)]
+        # Probabilities only where vLLM reads them.
+        for adaptive in (False, True):
+            shared.clear()
+            host.speculator.enable_adaptive_verification = adaptive
+            host.add(str(adaptive), Job(CYCLE * 3, CYCLE[:1]))
+            host.step()
+            assert [columns for _, columns in shared] == [8] * (1 + adaptive)
     assert second.speculator.late is None
     assert second.speculator.stats.emitted == second.speculator.faults == 0
     assert second.speculator.drafter is None

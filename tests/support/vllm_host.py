@@ -124,6 +124,8 @@ class Job:
     output: list[int]
     extra_args: dict[str, Any] | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
+    thinking_token_budget: int | None = None
     adapter: str | None = None
     salt: str | None = None
     marked: bool = True
@@ -136,7 +138,10 @@ class Job:
         """Its `SamplingParams`, as they reach a worker."""
         mark = {SALT: Salt(self.salt)} if self.marked else {}
         given = {**(self.extra_args or {}), **mark}
-        return SimpleNamespace(extra_args=given or None, max_tokens=self.max_tokens)
+        limits = ("max_tokens", "min_tokens", "thinking_token_budget")
+        return SimpleNamespace(
+            extra_args=given or None, **{name: getattr(self, name) for name in limits}
+        )
 
     @property
     def text(self) -> list[int]:

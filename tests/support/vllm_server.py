@@ -109,7 +109,8 @@ def serving(
         arguments["--additional-config"] = json.dumps({"fastdraft": settings})
     arguments["--speculative-config"] = json.dumps(speculative)
     log = ["--enable-log-requests", "--enable-log-outputs"] if log_texts else []
-    command = ["--enforce-eager", *log, *itertools.chain(*arguments.items())]
+    # Endpoints for token ids are among those.
+    command = ["--enforce-eager", "--enable-scale-out", *log, *itertools.chain(*arguments.items())]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     environment = {
         **variables,

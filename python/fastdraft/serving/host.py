@@ -26,7 +26,12 @@ from fastdraft import (
     Offers,
 )
 from fastdraft.datastore import fingerprint
-from fastdraft.errors import FastdraftError, InvalidValueError, RequestLimitError
+from fastdraft.errors import (
+    FastdraftError,
+    InvalidValueError,
+    MemoryLimitError,
+    RequestLimitError,
+)
 from fastdraft.faults import Faults
 from fastdraft.fleet import Replica
 from fastdraft.serving.metrics import SOURCES, Totals, hits_field
@@ -39,6 +44,7 @@ __all__ = [
     "Namespace",
     "Target",
     "Text",
+    "memory_key",
     "opened",
     "share",
     "watch",
@@ -120,17 +126,23 @@ class Target(NamedTuple):
     """Of the tokenizer there."""
 
 
+def memory_key() -> str:
+    """The operator's key. Raises InvalidValueError where there is none."""
+    key = os.environ.get(KEY_VARIABLE)
+    if not key:
+        raise InvalidValueError(
+            f"shared or saved memory needs a key in the environment's {KEY_VARIABLE}, got none"
+        )
+    return key
+
+
 def share(memory: Memory, url: str | os.PathLike[str], target: Target) -> Replica:
     """Shares a host's memory with the other replicas of a fleet, which publish at a URL.
 
     Raises:
         InvalidValueError: There is no key in the environment's `KEY_VARIABLE`, or a bad URL.
     """
-    key = os.environ.get(KEY_VARIABLE)
-    if not key:
-        raise InvalidValueError(
-            f"shared or saved memory needs a key in the environment's {KEY_VARIABLE}, got none"
-        )
+    key = memory_key()
     mark = _mark(target.tokenizer, target.revision)
     replica = Replica(memory, url, key=key, model=target.model, fingerprint=mark)
     atexit.register(replica.close)
@@ -233,7 +245,7 @@ class HostRequests(Generic[TextT]):
         self._steps = 0  # calls for drafts
         self._seconds = 0.0  # the time in them
         self._memory_bytes: int | None = None  # of the memory; None: not counted since a change
-        self._warned_of_foreign = False
+        self._warned_of_foreign = self._warned_of_limit = False
         # Its thread starts with its first task.
         self._thread = None if in_step else ThreadPoolExecutor(1, "fastdraft-index")
         self._waiting: list[tuple[Future[Any], int]] = []  # its tasks, and their tokens
@@ -284,6 +296,7 @@ class HostRequests(Generic[TextT]):
             "rejected_prediction_tokens": stats.rejected_prediction_tokens,
             "faults": self.faults,
             "refused_requests": self.refused,
+            "drafted_tokens": self._finished.drafted,
             "steps": self._steps,
             "seconds": self._seconds,
             "requests": self.engine.num_requests,
@@ -378,7 +391,20 @@ class HostRequests(Generic[TextT]):
         text.request, text.remembered, text.namespace = indexed
         self._memory_bytes = None
 
+    def is_full(self, error: Exception) -> bool:
+        """Whether an error says that the operator's `max_bytes` is at work: no fault."""
+        full = isinstance(error, MemoryLimitError) and self.engine.config.max_bytes is not None
+        if full and not self._warned_of_limit:
+            self._warned_of_limit = True
+            _logger.warning(
+                "fastdraft: max_bytes is reached: new requests go without drafts until others end, "
+                "and so do running ones that would grow beyond it"
+            )
+        return full
+
     def _refuse(self, error: Exception) -> None:
+        if self.is_full(error):
+            return
         self._refused.add("a request goes on without drafts, since its options are wrong", error)
 
     @contextlib.contextmanager
@@ -386,7 +412,9 @@ class HostRequests(Generic[TextT]):
         """Counts what a request's own tokens are refused for."""
         try:
             yield
-        except (InvalidValueError, RequestLimitError) as error:
+        except (InvalidValueError, RequestLimitError, MemoryLimitError) as error:
+            if isinstance(error, MemoryLimitError) and self.engine.config.max_bytes is None:
+                raise
             self._refuse(error)
 
     def _is_long(self, size: int) -> bool:
@@ -440,7 +468,8 @@ class HostRequests(Generic[TextT]):
             if not error.rows:
                 raise
             for row, each in error.rows.items():
-                self._fault(error=each)
+                if not self.is_full(each):
+                    self._fault(error=each)
                 self._give_up(texts[row])
 
     def _propose(

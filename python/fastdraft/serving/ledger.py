@@ -26,12 +26,10 @@ from numpy.typing import NDArray
 from fastdraft.files import TemporaryFolder
 from fastdraft.serving.metrics import FIELDS, Totals
 
-__all__ = ["FOLDER_VARIABLE", "TICKET", "Ledger", "LedgerReader", "new_ticket", "share_folder"]
+__all__ = ["FOLDER_VARIABLE", "Ledger", "LedgerReader", "new_ticket", "share_folder"]
 
 FOLDER_VARIABLE = "FASTDRAFT_VLLM_LEDGER"
 """The environment variable that names the folder of a server's ledgers."""
-TICKET = "prediction_ticket"
-"""Among a request's own parameters: under what the ledger notes what became of the prediction."""
 
 # Rows are used in turn, so a finished request's counts stay until this many others have come.
 _ROWS = 1 << 14

@@ -71,6 +71,10 @@ METRICS: Final = (
         "refused_requests",
         "Requests that went on without drafts because one of their own options was wrong.",
     ),
+    _counter(
+        "drafted_tokens",
+        "Draft tokens of finished requests that the target verified, without padding.",
+    ),
     _counter("steps", "Calls of the proposer."),
     _counter("seconds", "Time spent in calls of the proposer."),
     _gauge("requests", "Requests that the drafting engine holds."),

@@ -28,6 +28,7 @@ __all__ = [
     "REMEMBER",
     "SWITCH",
     "TEMPLATES",
+    "TICKET",
     "UNLIMITED",
     "RequestOptions",
     "request_options",
@@ -50,6 +51,9 @@ SWITCH: Final = "fastdraft"
 LOOKAHEAD: Final = "fastdraft_lookahead"
 """The longest draft that the request wants."""
 
+TICKET: Final = "prediction_ticket"
+"""Under what a front's ledger notes what became of the prediction."""
+
 OPTIONS: Final = (PREDICTION, TEMPLATES, REMEMBER, NAMESPACE, CORPUS_ID, CORPUS, SWITCH, LOOKAHEAD)
 
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
@@ -62,6 +66,7 @@ MOST_CORPUS_IDS: Final = 1 << 20
 """The most token ids of a corpus."""
 
 _LONGEST_NAME: Final = 256
+_OURS: Final = ("fastdraft", "predictions", "prediction_")
 
 
 class RequestOptions(NamedTuple):
@@ -78,27 +83,31 @@ class RequestOptions(NamedTuple):
     templates: NDArray[np.int32] | None = None
 
 
-def request_options(params: Mapping[str, Any], own: Collection[str] = ()) -> RequestOptions:
+def request_options(
+    params: Mapping[str, Any], own: Collection[str] = (), *, vocabulary: int = UNLIMITED + 1
+) -> RequestOptions:
     """The options among a request's own parameters; other programs' parameters are passed over.
 
     Args:
         params: The request's own parameters. A missing name and None say the same, but for the two
             switches: `fastdraft` and `fastdraft_remember` are true, false, 1 or 0 (some hosts send
             a bool as an integer), the former also "on" or "off".
-        own: Names with "fastdraft" in front that the host has put there itself.
+        own: Such names that the host has put there itself.
+        vocabulary: The target's tokens.
 
     Raises:
-        InvalidValueError: An option is not what it may be, or a name begins with "fastdraft" and is
-            none of an option. The message begins with the name.
+        InvalidValueError: An option is not what it may be, or a name begins with "fastdraft" or
+            "predictions" or "prediction_" and is not a known option. The message begins with the
+            name.
     """
     for name in params:
-        known = name in OPTIONS or name in own
-        if not known and isinstance(name, str) and name.lower().startswith("fastdraft"):
-            close = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
+        known = name in OPTIONS or name == TICKET or name in own
+        if not known and isinstance(name, str) and name.lower().startswith(_OURS):
+            close = difflib.get_close_matches(name.lower(), OPTIONS, n=1, cutoff=0.5)
             meant = f"; is it {close[0]}?" if close else ""
-            raise InvalidValueError(f"{reprlib.repr(name)[1:-1]} is no option of a request{meant}")
+            raise InvalidValueError(f"{reprlib.repr(name)[1:-1]} is not a known option{meant}")
     corpus_id = _name(params, CORPUS_ID)
-    corpus = _ids(params, CORPUS, MOST_CORPUS_IDS)
+    corpus = _ids(params, CORPUS, MOST_CORPUS_IDS, vocabulary)
     if corpus is not None and corpus_id is None:
         raise InvalidValueError(f"{CORPUS} needs a {CORPUS_ID}, got none")
     return RequestOptions(
@@ -107,8 +116,8 @@ def request_options(params: Mapping[str, Any], own: Collection[str] = ()) -> Req
         namespace=_name(params, NAMESPACE),
         corpus_id=corpus_id,
         corpus=corpus,
-        prediction=_ids(params, PREDICTION, MOST_IDS),
-        templates=_ids(params, TEMPLATES, MOST_IDS),
+        prediction=_ids(params, PREDICTION, MOST_IDS, vocabulary),
+        templates=_ids(params, TEMPLATES, MOST_IDS, vocabulary),
     )
 
 
@@ -157,7 +166,9 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _ids(params: Mapping[str, Any], name: str, most: int) -> NDArray[np.int32] | None:
+def _ids(
+    params: Mapping[str, Any], name: str, most: int, vocabulary: int
+) -> NDArray[np.int32] | None:
     value = params.get(name)
     if value is None:
         return None
@@ -170,7 +181,7 @@ def _ids(params: Mapping[str, Any], name: str, most: int) -> NDArray[np.int32] |
         ids = np.empty(())
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise InvalidValueError(f"{name} must be a list of token ids, got {reprlib.repr(value)}")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) <= UNLIMITED:
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise InvalidValueError(f"{name} must be token ids of 0 to {UNLIMITED}, got {wrong}")
+        raise InvalidValueError(f"{name} must be token ids of 0 to {vocabulary - 1}, got {wrong}")
     return ids.astype(np.int32)

@@ -33,13 +33,14 @@ from fastdraft.serving.http.asgi import (
 from fastdraft.serving.http.record import RECORD_VARIABLE, Record
 from fastdraft.serving.http.servers import COMPLETIONS, VLLM, Server
 from fastdraft.serving.http.templates import RequestTemplates, ServerError, tokens_of
-from fastdraft.serving.ledger import FOLDER_VARIABLE, TICKET, LedgerReader, new_ticket
+from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.metrics import exposition
 from fastdraft.serving.request_options import (
     MOST_IDS,
     OPTIONS,
     PREDICTION,
     TEMPLATES,
+    TICKET,
     request_options,
 )
 

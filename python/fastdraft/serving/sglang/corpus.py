@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from fastdraft import DraftConfig, DraftStats, Offers, Successors
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import HostRequests, opened, watch
-from fastdraft.serving.ledger import TICKET, Ledger
+from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.metrics import Totals
+from fastdraft.serving.request_options import TICKET
 from fastdraft.serving.sglang.environment import (
     drafts_from_logits,
     memory_settings,

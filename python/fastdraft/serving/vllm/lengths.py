@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastdraft._core import BackOff
 from fastdraft.faults import Faults
+from fastdraft.serving.request_options import UNLIMITED
 from fastdraft.serving.vllm.method import drafts_on_v2, has_head
 from fastdraft.serving.vllm.step_times import captured_sizes
 from fastdraft.step_latency import StepLatency
@@ -169,7 +170,7 @@ def follow_batches(scheduler: Any) -> None:
     allowed = {length for *_, length in schedule}
     sizes, _ = captured_sizes(config)
     latency = StepLatency(config.device_config.device_type, sizes)
-    followed = _Followed(DraftLengths(allowed, latency))
+    followed = _Followed(DraftLengths(allowed, latency), scheduler)
     update, faults = scheduler.update_from_output, Faults(_logger)
 
     @functools.wraps(update)
@@ -187,8 +188,9 @@ def follow_batches(scheduler: Any) -> None:
 class _Followed:
     """In the place of a scheduler's list of lengths by the number of rows; learns from steps."""
 
-    def __init__(self, lengths: DraftLengths) -> None:
+    def __init__(self, lengths: DraftLengths, scheduler: Any) -> None:
         self._lengths = lengths
+        self._scheduler = scheduler
         # Of the last step: when its output came, and whose it was.
         self._ended_at = 0.0
         self._requests: frozenset[str] = frozenset()
@@ -209,7 +211,7 @@ class _Followed:
         self._lengths.forget(1.0 - len(known) / len(tokens))
         length = max(map(len, drafts.values()), default=0)
         emitted = (
-            len(output.sampled_token_ids[output.req_id_to_index[key]])
+            min(len(output.sampled_token_ids[output.req_id_to_index[key]]), self._room(key))
             for key, draft in drafts.items()
             if len(draft) == length
         )
@@ -219,3 +221,8 @@ class _Followed:
         self._lengths.observe(
             len(tokens), length, accepted, seconds, prompt_tokens=max(others - rows_without, 0)
         )
+
+    def _room(self, key: str) -> int:
+        """The tokens that a request may still say. A step may emit more, which are cut off."""
+        request = self._scheduler.requests.get(key)
+        return UNLIMITED if request is None else request.max_tokens - request.num_output_tokens

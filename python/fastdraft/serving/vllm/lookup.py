@@ -86,6 +86,7 @@ class LateRequests(VllmRequests[VllmText]):
         places: NDArray[np.int64],
         numbers: NDArray[np.int64],
         verified: NDArray[np.int64],
+        longest: NDArray[np.int64],
     ) -> Report:
         """What a step emitted, when it is on the host. Waits for the device.
 
@@ -96,6 +97,8 @@ class LateRequests(VllmRequests[VllmText]):
             copy: The ends of the texts; given back.
             places, numbers: (rows,), where they are, and the background drafter's numbers.
             verified: (rows,), how many draft tokens of each the step verified, padding included.
+            longest: (rows,), the tokens at which the texts end. vLLM cuts off what the step has
+                emitted beyond them, and so does this.
         """
         try:
             ends = copy.wait()
@@ -104,9 +107,14 @@ class LateRequests(VllmRequests[VllmText]):
             drafts, last = np.split(ends[:, 3:], [beside], axis=1)
             if self._head is not None:
                 self._head.observe(places, numbers, emitted, lengths, verified, drafts, last)
-            reach = last.shape[1]
-            sizes = np.where(emitted > 0, np.minimum(lengths, reach), 0)
-            tails = last[np.arange(reach) >= reach - sizes[:, None]]
+            over = np.maximum(lengths - longest, 0)
+            lengths -= over
+            reach = last.shape[1] - over
+            sizes = np.where(emitted > over, np.maximum(np.minimum(lengths, reach), 0), 0)
+            slots, ends_at = np.arange(last.shape[1]), reach[:, None]
+            tails = last[(slots < ends_at) & (slots >= ends_at - sizes[:, None])]
+            # One token follows a draft, and must have room too.
+            drafted = np.minimum(drafted, np.maximum(longest - lengths - 1, 0))
             before = np.where(self._drafting[places] == numbers, self._drafted[places], 0)
             before = np.minimum(before, verified)
             self._drafted[places], self._drafting[places] = drafted, numbers

@@ -11,55 +11,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.ledger import share_folder
+from fastdraft.serving.vllm.plugin import METHOD, PROPOSER, Options
 from fastdraft.serving.vllm.settings import Settings
 
-__all__ = [
-    "METHOD",
-    "add_front",
-    "configure",
-    "default_runner",
-    "drafts_on_v2",
-    "has_head",
-    "has_v2",
-    "is_chosen",
-]
+__all__ = ["configure", "default_runner", "drafts", "drafts_on_v2", "has_head", "has_v2"]
 
-METHOD: Final = "fastdraft"
-
-_PROPOSER: Final = "fastdraft.serving.vllm.FastdraftProposer"
-_FRONT: Final = "fastdraft.serving.vllm.PredictionMiddleware"
 # The longest draft where the user names none. V1 rounds the sizes of its graphs up to multiples of
 # one more, so that a step without a draft pays for it. V2 verifies as many tokens for each row.
 _LONGEST_V1: Final = 16
 _LONGEST_V2: Final = 8
 
 
-def is_chosen(args: Any) -> bool:
-    """Whether a `vllm.EngineArgs`, or what vLLM parsed from a command line, names the method."""
-    given = getattr(args, "speculative_config", None)
-    method = given.get("method") if isinstance(given, Mapping) else None
-    return METHOD in (method, getattr(args, "spec_method", None))
-
-
-def configure(args: Any, parallel_config: Any) -> None:
-    """Puts a method that vLLM knows in the place of ours, if a `vllm.EngineArgs` names it.
+def configure(args: Any, parallel_config: Any, *, chosen: bool = True) -> None:
+    """Puts a method that vLLM knows in the place of ours, which a `vllm.EngineArgs` names.
 
     Args:
         args: Its speculative and additional configurations are replaced.
         parallel_config: The `vllm.config.ParallelConfig` made of it.
+        chosen: False where it names the proposer itself: then the options stay where they are.
 
     Raises:
         InvalidValueError: An option has a bad value, or is given twice.
     """
-    if not is_chosen(args):
+    share_folder()
+    additional = args.additional_config or {}
+    if not chosen:
+        options = additional.get(METHOD, {})
+        options = getattr(options, "given", options)
+        args.additional_config = {**additional, METHOD: Options(Settings.checked(options))}
         return
     given = args.speculative_config or {}
     given = {name.replace("-", "_"): value for name, value in given.items()}
-    additional = args.additional_config or {}
     for place, name in ((given, "model"), (additional, METHOD)):
         if name in place:
             raise InvalidValueError(
@@ -68,11 +56,10 @@ def configure(args: Any, parallel_config: Any) -> None:
             )
     names = {field.name for field in fields(Settings)}
     options = {name: given.pop(name) for name in names & given.keys()}
-    Settings(**options)
-    args.additional_config = {**additional, METHOD: options}
+    args.additional_config = {**additional, METHOD: Options(Settings.checked(options))}
     args.spec_method = None
     head = given.pop("head", None)
-    chosen: dict[str, Any]
+    made: dict[str, Any]
     if head is not None:
         if not isinstance(head, Mapping) or head.get("method") == METHOD:
             raise InvalidValueError(
@@ -84,19 +71,25 @@ def configure(args: Any, parallel_config: Any) -> None:
                 "head must be left out with this vLLM, beside whose heads nothing is tested; take "
                 f"vLLM 0.32 or newer, got {head!r}"
             )
-        chosen = dict(head)
+        made = dict(head)
     elif _takes_v2(args, parallel_config):
-        chosen = {"method": "ngram_gpu", "model": METHOD, "num_speculative_tokens": _LONGEST_V2}
+        made = {"method": "ngram_gpu", "model": METHOD, "num_speculative_tokens": _LONGEST_V2}
     else:
-        chosen = {
+        made = {
             "method": "custom_class",
-            "model": _PROPOSER,
+            "model": PROPOSER,
             "num_speculative_tokens": _LONGEST_V1,
         }
     if args.spec_tokens is not None:
-        chosen.pop("num_speculative_tokens", None)
+        made.pop("num_speculative_tokens", None)
     given.pop("method", None)
-    args.speculative_config = {**chosen, **given}
+    args.speculative_config = {**made, **given}
+
+
+def drafts(vllm_config: Any) -> bool:
+    """Whether a `vllm.config.VllmConfig` has fastdraft draft."""
+    model = getattr(vllm_config.speculative_config, "model", None)
+    return model in (METHOD, PROPOSER) or has_head(vllm_config)
 
 
 def drafts_on_v2(vllm_config: Any) -> bool:
@@ -126,17 +119,9 @@ def has_head(vllm_config: Any) -> bool:
 
 def has_v2() -> bool:
     """Whether this vLLM's Model Runner V2 has the speculator in whose place fastdraft's is put."""
-    try:
-        return find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is not None
-    except ImportError:
-        return False
-
-
-def add_front(args: Any) -> None:
-    """Has vLLM's HTTP server take predictions, if its command line chooses the method."""
-    middleware = getattr(args, "middleware", None)
-    if middleware is not None and is_chosen(args) and _FRONT not in middleware:
-        args.middleware = [*middleware, _FRONT]
+    found = find_spec("vllm")
+    folders = (found.submodule_search_locations or []) if found is not None else []
+    return any(Path(folder, "v1/worker/gpu/spec_decode/ngram").is_dir() for folder in folders)
 
 
 def default_runner() -> str:

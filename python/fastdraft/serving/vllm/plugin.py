@@ -1,7 +1,7 @@
-"""What vLLM loads in each of its processes: it introduces model runners to their drafters.
+"""What vLLM loads in each of its processes: it waits until a configuration names the method.
 
-vLLM tells a proposer neither whose rows it sees nor what the requests asked for. Both are known to
-the model runner that owns the proposer, so the runner is handed over as soon as it exists.
+Then, and in the processes that the configuration is sent to, `hooks` are put into vLLM. In all
+other processes nothing is imported, and nothing of vLLM changed but how it takes its arguments.
 """
 
 from __future__ import annotations
@@ -10,41 +10,115 @@ import functools
 import inspect
 import logging
 import pkgutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from fastdraft.serving.ledger import share_folder
-from fastdraft.serving.request_options import request_options
-from fastdraft.serving.vllm.lengths import follow_batches, give_lengths
-from fastdraft.serving.vllm.method import (
-    METHOD,
-    add_front,
-    configure,
-    drafts_on_v2,
-    has_head,
-    has_v2,
-)
-from fastdraft.serving.vllm.proposer import FastdraftProposer
-from fastdraft.serving.vllm.requests import SALT, Salt
-from fastdraft.serving.vllm.sampling import mend_sampling
+__all__ = ["METHOD", "PROPOSER", "Hooks", "Options", "register"]
 
-__all__ = ["register"]
+METHOD: Final = "fastdraft"
+PROPOSER: Final = "fastdraft.serving.vllm.FastdraftProposer"
+_FRONT: Final = "fastdraft.serving.vllm.PredictionMiddleware"
 
 _logger = logging.getLogger(__name__)
 
+Hooks = Mapping[str, Callable[..., Any]]
+"""By module and path of a function of vLLM's: what is called with it, and with its operands."""
+
+
+class Options(dict[str, Any]):
+    """The method's options in vLLM's `additional_config`; it puts the hooks where it arrives.
+
+    vLLM hashes that configuration as JSON for what it compiles, and none of these options changes
+    that. So they are no items, and JSON shows an empty object.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.given = dict(given)
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+    def __reduce__(self) -> Any:
+        return _arrive, (self.given,)
+
+
+class _Process:
+    """What this process knows."""
+
+    loaded = asked = False
+    # By module that is not imported yet: its hooks.
+    waiting: Final[dict[str, dict[str, Callable[..., Any]]]] = {}
+
 
 def register() -> None:
-    """The entry point in `vllm.general_plugins`; may be called any number of times.
+    """The entry point in `vllm.general_plugins`; may be called any number of times."""
+    _Process.loaded = True
+    _put(_ARGUMENTS)
+    if _Process.asked:
+        _ask()
 
-    Where a vLLM lacks one of the hooks, a warning says so. Its drafter then refuses to start, or
-    remembers nothing.
-    """
-    share_folder()
-    for place, call in (_HOOKS | (_V2_HOOKS if has_v2() else {})).items():
-        try:
-            _wrap(place, call)
-        except (ImportError, AttributeError) as error:
-            _logger.warning("fastdraft finds this vLLM changed: %s", error)
+
+def _ask() -> None:
+    """Puts the hooks, but not before vLLM loads its plugins here."""
+    _Process.asked = True
+    if _Process.loaded:
+        from fastdraft.serving.vllm.hooks import HOOKS
+
+        _put(HOOKS)
+
+
+def _arrive(given: Mapping[str, Any]) -> Options:
+    """Called where options are unpickled."""
+    _ask()
+    return Options(given)
+
+
+def _put(hooks: Hooks) -> None:
+    """Puts hooks in modules, in each as soon as it is imported."""
+    for place, call in hooks.items():
+        module = place.partition(":")[0]
+        if module in sys.modules:
+            _try_to_wrap(place, call)
+        else:
+            _Process.waiting.setdefault(module, {})[place] = call
+    if _Process.waiting and _watcher not in sys.meta_path:
+        sys.meta_path.insert(0, _watcher)
+
+
+class _Watcher:
+    """Puts hooks in modules when they are imported: one of Python's finders of modules."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _Process.waiting:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in found if each is not None), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            for place, call in _Process.waiting.pop(name, {}).items():
+                _try_to_wrap(place, call)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_watcher: Final[Any] = _Watcher()
+
+
+def _try_to_wrap(place: str, call: Callable[..., Any]) -> None:
+    """Where a vLLM lacks one of the hooks, a warning says so. Its drafter then refuses to start, or
+    remembers nothing."""
+    try:
+        _wrap(place, call)
+    except (ImportError, AttributeError) as error:
+        _logger.warning("fastdraft finds this vLLM changed: %s", error)
 
 
 def _wrap(place: str, call: Callable[..., Any]) -> None:
@@ -66,10 +140,28 @@ def _wrap(place: str, call: Callable[..., Any]) -> None:
     setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
 
 
+# --- How vLLM takes its arguments ---
+
+
+def _names(args: Any, name: str) -> Any:
+    """What a `vllm.EngineArgs`, or what vLLM parsed from a command line, has of a name in its
+    speculative configuration."""
+    given = getattr(args, "speculative_config", None)
+    return given.get(name) if isinstance(given, Mapping) else None
+
+
+def _is_chosen(args: Any) -> bool:
+    return METHOD in (_names(args, "method"), getattr(args, "spec_method", None))
+
+
 def _take_method(
     create: Any, args: Any, target_model_config: Any, target_parallel_config: Any
 ) -> Any:
-    configure(args, target_parallel_config)
+    if _is_chosen(args) or _names(args, "model") == PROPOSER:
+        from fastdraft.serving.vllm.method import configure
+
+        configure(args, target_parallel_config, chosen=_is_chosen(args))
+        _ask()
     return create(args, target_model_config, target_parallel_config)
 
 
@@ -82,92 +174,15 @@ def _name_method(add: Any, parser: Any) -> Any:
 
 
 def _add_front(make: Any, cls: Any, args: Any) -> Any:
-    add_front(args)
+    """Has vLLM's HTTP server take predictions, if its command line chooses the method."""
+    middleware = getattr(args, "middleware", None)
+    if middleware is not None and _is_chosen(args) and _FRONT not in middleware:
+        args.middleware = [*middleware, _FRONT]
     return make(cls, args)
 
 
-def _check_options(validate: Any, self: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-    """Requests with wrong options are refused where vLLM refuses wrong sampling parameters: it
-    answers error 400, at all of its endpoints."""
-    config = self.vllm_config
-    model = getattr(config.speculative_config, "model", None)
-    if str(model).startswith(METHOD) or has_head(config):
-        request_options(getattr(params, "extra_args", None) or {})
-    return validate(self, params, *args, **kwargs)
-
-
-def _introduce_runner(made: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-    made(runner, *args, **kwargs)
-    proposer = getattr(runner, "drafter", None)
-    if isinstance(proposer, FastdraftProposer):
-        if runner.device.type == "cpu":
-            mend_sampling()
-        proposer.attach(runner)
-
-
-def _mark_salt(made: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Requests share text with those of their `cache_salt` alone, as they share prefixes.
-
-    The salt does not reach the workers, the request's parameters do. What a client puts there
-    itself is taken out: it would name another tenant's text. A request that reaches a worker
-    without a mark shares text with none.
-    """
-    made(request, *args, **kwargs)
-    params = getattr(request, "sampling_params", None)
-    if params is not None and hasattr(request, "cache_salt"):
-        params.extra_args = {**(params.extra_args or {}), SALT: Salt(request.cache_salt)}
-
-
-def _introduce_v2_runner(made: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-    made(runner, *args, **kwargs)
-    speculator, config = getattr(runner, "speculator", None), runner.vllm_config
-    if speculator is not None and drafts_on_v2(config):
-        if has_head(config):
-            speculator = _speculator_class()(config, runner.device, runner.req_states)
-        speculator.attach(runner)
-
-
-def _introduce_scheduler(made: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    made(scheduler, *args, **kwargs)
-    follow_batches(scheduler)
-
-
-def _name_lengths(decide: Any, config: Any) -> None:
-    """Names lengths of drafts in each configuration, just before vLLM decides what they change."""
-    give_lengths(config)
-    decide(config)
-
-
-def _choose_speculator(original: Any, vllm_config: Any, device: Any, req_states: Any) -> Any:
-    """vLLM's n-gram speculator, or fastdraft's where it is asked for.
-
-    vLLM has no registry of speculators. It imports this class when it makes one.
-    """
-    make = _speculator_class() if drafts_on_v2(vllm_config) else original
-    return make(vllm_config, device, req_states)
-
-
-@functools.cache
-def _speculator_class() -> Any:
-    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
-
-    from fastdraft.serving.vllm.speculator import FastdraftSpeculator
-
-    return type("FastdraftSpeculator", (FastdraftSpeculator, BaseSpeculator), {})
-
-
-_Hooks = dict[str, Callable[..., Any]]
-_HOOKS: Final[_Hooks] = {
+_ARGUMENTS: Final[Hooks] = {
     "vllm.engine.arg_utils:EngineArgs.create_speculative_config": _take_method,
     "vllm.engine.arg_utils:EngineArgs.add_cli_args": _name_method,
     "vllm.engine.arg_utils:EngineArgs.from_cli_args": _add_front,
-    "vllm.v1.engine.input_processor:InputProcessor._validate_params": _check_options,
-    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.__init__": _introduce_runner,
-    "vllm.v1.request:Request.__init__": _mark_salt,
-}
-_V2_HOOKS: Final[_Hooks] = {
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": _introduce_v2_runner,
-    "vllm.v1.core.sched.scheduler:Scheduler.__init__": _introduce_scheduler,
-    "vllm.config:VllmConfig._maybe_disable_dynamic_sd_for_data_parallel": _name_lengths,
-    "vllm.v1.worker.gpu.spec_decode.ngram.speculator:NgramGPUSpeculator": _choose_speculator,
 }

@@ -31,6 +31,17 @@ __all__ = ["FastdraftProposer"]
 class _Text(VllmText):
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
+    least: int = 0
+    """The tokens of it before which vLLM lets it not end."""
+
+    def limit(self) -> int:
+        """The longest draft after which vLLM's V1 samples as it would without one.
+
+        One token follows every draft, and must have room too. vLLM masks what would end a text in
+        that token by the length before the draft, so the draft may not cross `least`.
+        """
+        ends = [self.longest] + [self.least] * (self.length < self.least)
+        return min(max(min(ends) - self.length - 1, 0), self.lookahead)
 
 
 class FastdraftProposer(VllmRequests[_Text]):
@@ -192,7 +203,10 @@ class FastdraftProposer(VllmRequests[_Text]):
                 text = None
             if text is None:
                 text = self._texts[key] = _Text()
-                self._start(text, Request.of(requests[key]), token_ids[row], length)
+                known = Request.of(requests[key])
+                self._start(text, known, token_ids[row], length)
+                if known is not None:
+                    _keep_limits(text, known.prompt_size, requests[key].sampling_params)
             elif text.scheduled > 0 and text.length == length:
                 decoded[key] = text.scheduled
             texts.append(text)
@@ -236,8 +250,7 @@ class FastdraftProposer(VllmRequests[_Text]):
         ]
         if not live:
             return
-        # One token follows every draft, and must have room too.
-        limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
+        limits = [text.limit() for text, _ in live]
         cost, even = None, False
         if self._times is not None:
             # With log-probabilities it is not worth it to fill drafts up.
@@ -260,3 +273,14 @@ class FastdraftProposer(VllmRequests[_Text]):
         for (text, row), draft in zip(live, chosen, strict=True):
             text.scheduled += len(draft)
             drafts[row] = draft
+
+
+def _keep_limits(text: _Text, prompt_size: int, params: Any) -> None:
+    """Shortens the drafts of a request that vLLM's V1 would verify wrongly.
+
+    `thinking_token_budget`: V1 counts the draft tokens of a thought before they are accepted.
+    """
+    text.least = prompt_size + (getattr(params, "min_tokens", None) or 0)
+    budget = getattr(params, "thinking_token_budget", None)
+    if budget is not None and budget >= 0:
+        text.lookahead = 0

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftConfig, DraftStats, __version__
 from fastdraft.serving.host import HostRequests, Target, Text, opened, watch
-from fastdraft.serving.ledger import TICKET, Ledger
-from fastdraft.serving.request_options import PREDICTION, UNLIMITED
+from fastdraft.serving.ledger import Ledger
+from fastdraft.serving.request_options import PREDICTION, TICKET, UNLIMITED
 from fastdraft.serving.vllm.settings import Settings
 
 __all__ = ["SALT", "Request", "Salt", "VllmRequests", "VllmText", "is_first_rank"]
@@ -48,6 +48,13 @@ class Request(NamedTuple):
     """The most tokens of its output."""
     adapter: str | None
     """The name of its LoRA adapter, by which vLLM tells adapters apart, in its cache too."""
+
+    def longest(self, max_model_len: int) -> int:
+        """The tokens at which its text ends, whatever it says."""
+        ends = [max_model_len]
+        if self.max_tokens is not None:
+            ends.append(self.prompt_size + self.max_tokens)
+        return min(ends)
 
     @classmethod
     def of(cls, request: Any) -> Request | None:
@@ -132,9 +139,7 @@ class VllmRequests(HostRequests[VllmTextT]):
             return
         size, params = request.prompt_size, request.params
         text.length = size
-        text.longest = self._model_config.max_model_len
-        if request.max_tokens is not None:
-            text.longest = min(text.longest, size + request.max_tokens)
+        text.longest = request.longest(self._model_config.max_model_len)
         predicts = params.get(PREDICTION) is not None
         if predicts and self._ledger is not None:
             text.row = self._ledger.open(params.get(TICKET))

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fastdraft.errors import InvalidValueError
+from fastdraft import DraftConfig, Engine
+from fastdraft.errors import InvalidValueError, MemoryLimitError
+from fastdraft.serving.host import memory_key
 from fastdraft.serving.settings import MemorySettings
 
 __all__ = ["Settings"]
@@ -29,6 +31,31 @@ class Settings(MemorySettings):
         """Those in `vllm_config.additional_config`. Raises InvalidValueError."""
         additional = vllm_config.additional_config
         given = additional.get("fastdraft", {}) if isinstance(additional, Mapping) else {}
+        return cls._of(getattr(given, "given", given))
+
+    @classmethod
+    def checked(cls, given: Any) -> Any:
+        """Options of which all is right that can be told before vLLM starts; themselves.
+
+        Raises:
+            InvalidValueError: One is unknown or has a bad value, or the key of the memory is not in
+                the environment.
+        """
+        settings = cls._of(given)
+        cost = DraftConfig().token_cost if settings.token_cost is None else settings.token_cost
+        engine = Engine(DraftConfig(max_bytes=settings.max_bytes, token_cost=cost))
+        try:
+            engine.add_request([0])
+        except MemoryLimitError:
+            raise InvalidValueError(
+                f"max_bytes must be enough for a request, got {settings.max_bytes}"
+            ) from None
+        if settings.memory_url is not None:
+            memory_key()
+        return given
+
+    @classmethod
+    def _of(cls, given: Any) -> Settings:
         names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping) or not set(given) <= set(names):
             raise InvalidValueError(

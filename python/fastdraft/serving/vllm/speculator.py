@@ -22,7 +22,7 @@ from fastdraft.alignment import Aligner, Head, Texts
 from fastdraft.background import BackgroundDrafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.faults import Faults
-from fastdraft.serving.request_options import LOOKAHEAD, SWITCH, request_options
+from fastdraft.serving.request_options import LOOKAHEAD, SWITCH, UNLIMITED, request_options
 from fastdraft.serving.vllm.beside import BINS, HeadRecord
 from fastdraft.serving.vllm.lookup import LateRequests
 from fastdraft.serving.vllm.method import has_head
@@ -86,6 +86,9 @@ class FastdraftSpeculator:
         self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
         # On the host; row 0: numbers of requests, row 1: their longest drafts.
         self._column_values = np.zeros((2, places), dtype=np.int32)
+        # By place: the tokens at which the text ends. The device goes on to the end of its draft.
+        self._longest = np.full(places, UNLIMITED, dtype=np.int64)
+        self._model_config = vllm_config.model_config
         # The drafter's number of each request id.
         self._numbers: dict[str, int] = {}
         self._faults = Faults(_logger)
@@ -106,7 +109,13 @@ class FastdraftSpeculator:
                 head=self._head,
             )
             self.drafter = BackgroundDrafter(
-                self.late, self._trees.continuations, self._trees.numbers, self._send
+                self.late,
+                self._trees.continuations,
+                self._trees.numbers,
+                self._send,
+                is_expected=self.late.is_full,
+                # A thread begins with the first device, and would open a context there.
+                begin=functools.partial(torch.get_device_module(device).set_device, device),
             )
 
     @property
@@ -221,7 +230,8 @@ class FastdraftSpeculator:
         if self._ranks > 1:
             # What has arrived differs between ranks, and all have to verify the same drafts.
             self._share(drafts)
-            self._share(output.probabilities[:rows])
+            if self.enable_adaptive_verification:  # nobody else reads them
+                self._share(output.probabilities[:rows])
         return drafts
 
     def _join(self, speculator: Any) -> None:
@@ -275,7 +285,8 @@ class FastdraftSpeculator:
             # The scheduler may have left out some of what was drafted, or all.
             verified = input_batch.num_draft_tokens_per_req
             verified = np.zeros(rows, np.int64) if verified is None else verified[:rows].copy()
-            self.drafter.expect(functools.partial(self.late.read, copy, places, numbers, verified))
+            of_rows = (places, numbers, verified, self._longest[places])
+            self.drafter.expect(functools.partial(self.late.read, copy, *of_rows))
 
     def _send(self) -> None:
         """Publishes trees and counts, on the drafter's thread."""
@@ -292,6 +303,7 @@ class FastdraftSpeculator:
             self._column_values[:, place] = 0
             known = _known(request)
             if known is not None:
+                self._longest[place] = known.longest(self._model_config.max_model_len)
                 self._column_values[0, place] = self._begin(request, known, place)
                 self._column_values[1, place] = min(_longest_draft(known), self._lookahead)
         self._send_columns()

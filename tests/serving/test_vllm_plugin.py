@@ -1,0 +1,112 @@
+"""vLLM's plugin where nobody asks for fastdraft, and the options that ask for it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.host import KEY_VARIABLE
+from fastdraft.serving.ledger import FOLDER_VARIABLE
+from fastdraft.serving.vllm import Settings
+from fastdraft.serving.vllm.method import configure
+from fastdraft.serving.vllm.plugin import PROPOSER, Options
+
+LOADED = """
+import importlib.metadata, sys
+before = set(sys.modules)
+for each in importlib.metadata.entry_points(group="vllm.general_plugins", name="fastdraft"):
+    each.load()()
+print(*sorted(set(sys.modules) - before - set(sys.stdlib_module_names)))
+"""
+
+LATE_HOST = """
+class Host:
+    def add(self, value):
+        return value + 1
+
+def double(value):
+    return 2 * value
+"""
+
+IMPORTED_LATER = """
+import sys
+from fastdraft.serving.vllm import plugin
+sys.path.insert(0, sys.argv[1])
+plugin._put({"late_host:Host.add": lambda add, self, value: 10 * add(self, value),
+             "late_host:double": lambda double, value: -double(value),
+             "late_host:gone": None})
+assert "late_host" not in sys.modules
+from late_host import Host, double
+import late_host
+assert (Host().add(1), double(3)) == (20, -6), (Host().add(1), double(3))
+plugin._put({"late_host:double": lambda double, value: None})
+assert late_host.double(3) == -6
+"""
+
+
+def run(source: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", source, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_loaded_and_not_asked_for_it_imports_next_to_nothing() -> None:
+    """vLLM loads it in every process of everybody who has installed fastdraft."""
+    modules = (name for name in run(LOADED).split() if not name.startswith("_sysconfig"))
+    others = {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert others == {
+        "fastdraft",
+        "fastdraft.serving",
+        "fastdraft.serving.vllm",
+        "fastdraft.serving.vllm.plugin",
+    }
+
+
+def test_modules_are_hooked_when_they_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "late_host.py").write_text(LATE_HOST)
+    run(IMPORTED_LATER, str(tmp_path))
+
+
+def test_options_change_no_hash_and_arrive_whole() -> None:
+    """vLLM hashes its additional configuration as JSON for what it compiles."""
+    given = {"memory_bytes": 1 << 20, "shared_namespaces": ["a"]}
+    configs = [{"other": 1, "fastdraft": Options(each)} for each in (given, {})]
+    assert len({json.dumps(config, sort_keys=True) for config in configs}) == 1
+    for copied in (pickle.loads(pickle.dumps(configs[0])), copy.deepcopy(configs[0])):
+        assert isinstance(copied["fastdraft"], Options)
+        settings = Settings.of(SimpleNamespace(additional_config=copied))
+        assert (settings.memory_bytes, settings.shared_namespaces) == (1 << 20, ["a"])
+    assert "memory_bytes" in repr(configs[0])
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_bytes": 3}, "max_bytes must be enough for a request, got 3"),
+        ({"token_cost": "cheap"}, "token_cost must be a finite number"),
+        ({"memory_url": "/memory"}, f"needs a key in the environment's {KEY_VARIABLE}"),
+    ],
+)
+def test_wrong_options_end_the_start_before_a_worker_begins(
+    options: dict[str, Any], message: str, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, "none")
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    speculative = {"method": "fastdraft", **options} if chosen else {"model": PROPOSER}
+    args = SimpleNamespace(
+        additional_config={} if chosen else {"fastdraft": options},
+        attention_config=None,
+        spec_tokens=None,
+        speculative_config=speculative,
+    )
+    with pytest.raises(InvalidValueError, match=message):
+        configure(args, None, chosen=chosen)
