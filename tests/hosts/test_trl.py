@@ -35,7 +35,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "same_training.py"
 FORK = multiprocessing.get_context("fork")
 
 
-def _trainer(folder: Path, out: Path, sampled: list[list[int]], **options: Any) -> GRPOTrainer:
+def _trainer(
+    folder: Path, out: Path, sampled: list[list[int]], dtype: str = "float32", **options: Any
+) -> GRPOTrainer:
     """A trainer whose batch on each rank is a group, so that an epoch has a step for each prompt,
     or half of that on two ranks."""
 
@@ -59,7 +61,7 @@ def _trainer(folder: Path, out: Path, sampled: list[list[int]], **options: Any) 
     }
     config = GRPOConfig(output_dir=str(out), **usual | options)
     return GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folder),
+        model=AutoModelForCausalLM.from_pretrained(folder, dtype=dtype),
         processing_class=AutoTokenizer.from_pretrained(folder),
         reward_funcs=reward,
         args=config,
@@ -80,7 +82,7 @@ def _train(
     rank: int,
     ranks: int,
     port: int,
-    drafts: bool,
+    attached: dict[str, bool],
     resumed: Path | None,
     options: dict[str, Any],
 ) -> None:
@@ -91,7 +93,7 @@ def _train(
     _on_a_step_clock()
     sampled: list[list[int]] = []
     trainer = _trainer(folder, out / str(rank), sampled, **options)
-    store = attach(trainer, drafts=drafts)
+    store = attach(trainer, **attached)
     trainer.train(resume_from_checkpoint=resumed and str(resumed))
     model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
     engine = model.generate.keywords["custom_generate"].drafter
@@ -135,15 +137,21 @@ def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """What came of training on so many ranks."""
 
     def run(
-        ranks: int, *, drafts: bool = True, resumed: Path | None = None, **options: Any
+        ranks: int,
+        *,
+        resumed: Path | None = None,
+        drafts: bool = True,
+        bitwise: bool = False,
+        **options: Any,
     ) -> list[dict[str, Any]]:
         out = tmp_path_factory.mktemp("trained")
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
             port = probe.getsockname()[1]
+        attached = {"drafts": drafts, "bitwise": bitwise}
         processes = [
             FORK.Process(
-                target=_train, args=(words, out, rank, ranks, port, drafts, resumed, options)
+                target=_train, args=(words, out, rank, ranks, port, attached, resumed, options)
             )
             for rank in range(ranks)
         ]
@@ -193,6 +201,16 @@ def test_a_run_without_drafts_is_the_same(trained: Trained, checkpointed: dict[s
     assert [each["reward"] for each in plain["log"]] == [
         each["reward"] for each in checkpointed["log"]
     ]
+
+
+def test_in_bfloat16_a_bitwise_run_without_drafts_is_the_same(trained: Trained) -> None:
+    # At a rate at which weights change in bfloat16.
+    options = {"dtype": "bfloat16", "learning_rate": 1e-3, "num_train_epochs": 2}
+    arms = [trained(1, drafts=drafts, bitwise=True, **options)[0] for drafts in (True, False)]
+    drafted, plain = arms
+    assert _logged(drafted, "tokens_hash") == _logged(plain, "tokens_hash")
+    assert drafted["weights"] == plain["weights"]
+    assert sum(_logged(drafted, "forwards")) < sum(_logged(plain, "forwards"))
 
 
 def test_a_resumed_run_is_the_same_and_remembers(

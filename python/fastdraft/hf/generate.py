@@ -44,6 +44,7 @@ def generate(
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     logprobs: bool = False,
+    bitwise: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Generates what `model.generate` does, in fewer forwards.
@@ -81,6 +82,9 @@ def generate(
             `torch.manual_seed` reproduces a run.
         logprobs: Whether the output has the log-probabilities of the new tokens, two numbers a
             token. They come from the verification, without scores that are kept.
+        bitwise: Whether the logits of a text have the same bits with any draft, batch and padding,
+            so that output does too, in bfloat16 as well. For models of linear layers and 'sdpa'
+            attention on a dynamic cache; forwards are slower.
 
     Returns:
         A `SpeculativeOutput`; `sequences` is int64 of shape (rows, longest), padded on the right.
@@ -114,6 +118,7 @@ def generate(
         tokenizer=tokenizer,
         streamer=kwargs.pop("streamer", None),
         logprobs=logprobs,
+        bitwise=bitwise,
         synced_gpus=kwargs.pop("synced_gpus", None),
         always_dict=not stands_in,
     )
@@ -143,6 +148,7 @@ def speculate(
     tokenizer: Any = None,
     streamer: Any = None,
     logprobs: bool = False,
+    bitwise: bool = False,
 ) -> Callable[..., SpeculativeOutput | torch.Tensor]:
     """The decoding loop for `model.generate(..., custom_generate=speculate())`.
 

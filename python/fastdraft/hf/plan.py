@@ -22,6 +22,7 @@ from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.engine import Session
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
+from fastdraft.hf.bitwise import rounding
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models.drafter import ModelDrafter
 from fastdraft.hf.interface import CACHE, unfit
@@ -61,8 +62,8 @@ class Speculation:
     """What `model.generate` calls in place of its own loop.
 
     Attributes:
-        drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer, logprobs:
-            The arguments of `fastdraft.hf.speculate`.
+        drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer, logprobs,
+            bitwise: The arguments of `fastdraft.hf.speculate`.
         synced_gpus: As `generate` takes it; `None` for what it does unasked.
         always_dict: Whether to return a `SpeculativeOutput` unasked.
     """
@@ -76,6 +77,7 @@ class Speculation:
     tokenizer: Any
     streamer: Any
     logprobs: bool
+    bitwise: bool = False
     synced_gpus: bool | None = None
     always_dict: bool = False
 
@@ -189,6 +191,8 @@ class Plan:
         )
         self._choose_cache()
         self._choose_drafter()
+        if asked.bitwise:
+            self._require_bitwise()
         # What every forward takes besides tokens, positions, mask and cache.
         own = {"attention_mask", "position_ids", "inputs_embeds", CACHE, *IMAGE_INPUTS}
         self._kwargs = {name: value for name, value in model_kwargs.items() if name not in own}
@@ -274,12 +278,25 @@ class Plan:
                     f"{asked.read_only!r}"
                 )
 
+    def _require_bitwise(self) -> None:
+        """Refuses what rounds by the shape of forwards even where products do not."""
+        if isinstance(self._cache, StaticRowCache) or self._cache.has_recurrent_layers:
+            raise InvalidValueError(
+                "bitwise must be False with a static cache or recurrent layers, got "
+                f"{type(self._prepared).__name__} of {type(self._model).__name__}"
+            )
+        if self._models is not None:
+            raise InvalidValueError(
+                "bitwise must be False where models draft, whose samples depend on the drafts, got "
+                f"{self._asked.drafter!r}"
+            )
+
     def run(self) -> SpeculativeOutput:
         """Decodes to the end. Whatever is raised, no request is left at the drafter."""
         streamer = self._asked.streamer
         if streamer is not None:
             streamer.put(self._input_ids.cpu())
-        with Session(self._drafter) as session:
+        with rounding(bitwise=self._asked.bitwise), Session(self._drafter) as session:
             target, first_logits = self._prefilled()
             decoding = Decoding(
                 target,

@@ -41,6 +41,7 @@ def attach(
     memory: Datastore | str | os.PathLike[str] | None = None,
     memory_bytes: int = 1 << 30,
     drafts: bool = True,
+    bitwise: bool = False,
 ) -> Datastore:
     """Has the rollouts of a trainer drafted, from all that its ranks have sampled before.
 
@@ -73,6 +74,8 @@ def attach(
         memory_bytes: The most bytes of a new store, on each rank. A full one keeps about as many
             samples of each prompt.
         drafts: `False` drafts nothing and leaves all else as it is: the run to compare with.
+        bitwise: As in `fastdraft.hf.generate`: whether logits have the same bits whatever is
+            drafted, so that the samples are the same in bfloat16 too.
 
     Returns:
         The memory: `add` samples of an earlier run to it, or `save` it for a later one.
@@ -90,7 +93,7 @@ def attach(
         if memory is not None:
             _copy(memory, store)
     engine = (Engine if drafts else _Undrafted)(config, datastores=[store])
-    rollouts = _Rollouts(trainer, engine)
+    rollouts = _Rollouts(trainer, engine, bitwise=bitwise)
     model = trainer.accelerator.unwrap_model(trainer.model)
     model.generate = functools.partial(model.generate, custom_generate=rollouts)
     trainer.train = _loading(trainer, store)
@@ -150,11 +153,11 @@ class _Rollouts:
         hashes: Of each rollout since the trainer's latest step.
     """
 
-    def __init__(self, trainer: Any, drafter: Engine) -> None:
+    def __init__(self, trainer: Any, drafter: Engine, *, bitwise: bool) -> None:
         self.drafter = drafter
         self.hashes: list[int] = []
         self._trainer = trainer
-        speculation: Any = hf.speculate(drafter=drafter)
+        speculation: Any = hf.speculate(drafter=drafter, bitwise=bitwise)
         self._speculation = replace(speculation, always_dict=True)
         # What `_slot` counts in.
         self._step: tuple[bool, int] | None = None
