@@ -101,7 +101,7 @@ except ImportError:
     import _xxsubinterpreters as interpreters
 code = '''
 try:
-    import fastdraft
+    from fastdraft import Engine
 except ImportError as error:
     print(error)
 '''
