@@ -465,7 +465,8 @@ def test_one_name_for_one_kind_of_value() -> None:
         names.setdefault(metavar, set()).add(option)
     assert names["MODEL"] == {"--model", "--tokenizer"}
     assert names["ADDRESS"] == {"--ray"}
-    files = {"--datastore", "--html", "--json", "--plot", "--prediction", "--prompt", "--svg"}
+    files = {"--datastore", "--html", "--json", "--ngrams", "--plot", "--prediction", "--prompt"}
+    files |= {"--svg"}
     assert files <= names["FILE"] | names["BOOLEAN"] and names["FILE"] <= files
     assert not [
         each for each in names if re.search("PATH|FOLDER|DIRECTORY", each) and "=" not in each

@@ -849,9 +849,13 @@ def beside_a_head_the_target_says_the_same(run: Run, plain: Plain) -> None:
     # vLLM counts drafts of both kinds, fastdraft those of its own.
     assert 0 < ours.stats.drafts < run.metric("vllm:spec_decode_num_drafts")
     assert 0 < ours.stats.accepted <= run.accepted
-    # A random head is right now and then.
     by_head = run.accepted - ours.stats.accepted
-    assert (by_head > run.accepted / 10) == (kind == "draft_model"), (by_head, run.accepted)
+    if kind == "draft_model":
+        assert by_head > run.accepted / 10, (by_head, run.accepted)
+    else:
+        # A random head is right now and then, and vLLM counts what it cuts off behind the end, too.
+        cut_off = 2 * LOOKAHEAD * len(PROMPTS)
+        assert by_head <= run.accepted / 10 + cut_off, (by_head, run.accepted)
     # What was learned of the head says so too.
     assert (float(ours._head.table()[0]) > 0.4) == (kind == "draft_model")
     assert ours.faults == 0

@@ -160,6 +160,7 @@ def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatc
     from fastdraft.serving.vllm import register
 
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "a key of the operator's")
     register()
     [line] = re.findall(r'^  "(\+actor_rollout_ref.*)"$', PAGE.read_text(), re.MULTILINE)
     override = OverridesParser.create().parse_override(line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from fastdraft import Datastore, DraftConfig, Engine, hf
+from fastdraft import Datastore, DraftConfig, Engine, hf, step_latency
 from fastdraft.engine import Source, source_name
 from fastdraft.errors import InvalidValueError
 
@@ -176,7 +175,7 @@ class _Rollouts:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
-        started = time.perf_counter()
+        started = step_latency.clock()
         shown = model_kwargs.get("attention_mask")
         lines = input_ids.numpy(force=True)
         kept = np.ones(lines.shape, bool) if shown is None else shown.numpy(force=True) > 0
@@ -185,7 +184,7 @@ class _Rollouts:
         output = speculation(
             model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
         )
-        self._write(prompts, output, lines.shape[1], time.perf_counter() - started)
+        self._write(prompts, output, lines.shape[1], step_latency.clock() - started)
         return output if generation_config.return_dict_in_generate else output.sequences
 
     def _seeds(self, prompts: Sequence[NDArray[np.int64]]) -> list[int]:
