@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import fastdraft
+import fastdraft._core
 
 assert "torch" not in sys.modules
 assert fastdraft.__version__ == importlib.metadata.version("fastdraft")
