@@ -252,6 +252,22 @@ def test_the_engine_beside_its_peers() -> None:
     assert f"a token takes {both(eight)} to append" in text
 
 
+def test_the_engine_in_turns_with_arctic() -> None:
+    found = {row["case"]: row for row in results("core")["rows"] if row["drafter"] == "arctic"}
+    for title, case in {
+        "append, 100,000 tokens": "alone[observe-100000]",
+        "propose, 100,000 tokens": "alone[propose-100000]",
+        "the same beside 1 M stored tokens": "beside[live 1 M-propose-warm]",
+        "the same beside 10 M stored tokens": "beside[live 10 M-propose-warm]",
+        "the same beside 10 M, after other data passed through the caches": (
+            "beside[live 10 M-propose-cold]"
+        ),
+        "propose for 64 requests of 4,000 tokens beside 1 M": "batch[propose-64]",
+    }.items():
+        cells = [f"{found[case][key]['ratio']:.1f}" for key in ("p50_ratio", "p99_ratio")]
+        assert [title, *cells] in rows_of(ENGINE)
+
+
 def test_datastores() -> None:
     found, large = results("datastore"), results("datastore_1g")
     live, frozen = found["core"]["live"], found["core"]["frozen"]
