@@ -149,6 +149,20 @@ def corpus() -> Iterator[Datastore]:
     names=False,
     ngrams=None,
 )
+@example(  # a drawn chain that ends before what a table of n-grams would go on with
+    prompt=[],
+    prediction=[],
+    documents=None,
+    steps=[
+        (0, [], 0, ([[], []], False, False)),
+        (0, [0], 5, ([[], [(token, 0, 0.0) for token in (1, 0, 1, 0)]], False, True)),
+    ],
+    lookahead=5,
+    tree_budget=None,
+    token_cost=0.0,
+    names=False,
+    ngrams=[[0, 0], [0, 0]],
+)
 def test_drafts_are_the_oracles(
     corpus: Datastore,
     prompt: list[int],

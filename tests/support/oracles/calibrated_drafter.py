@@ -56,6 +56,7 @@ class CalibratedDrafter:
         self.prediction = Prediction(prediction) if prediction else None
         self.nodes: list[Node] = []
         self.moment = 0  # when the nodes' candidates were weighed
+        self.drawn = False  # whether the draft is a chain that was drawn elsewhere
 
     def begin(self, limit: int) -> None:
         """Begins a draft of at most `limit` tokens."""
@@ -126,6 +127,7 @@ class CalibratedDrafter:
         of these.
         """
         self.begin(limit)
+        self.drawn = drawn is not None
         columns = (draft.token_ids, draft.parents, draft.probabilities, draft.sources)
         rows = zip(*(column[row].tolist() for column in columns), strict=True)
         for token, parent, probability, source in rows:
@@ -217,9 +219,12 @@ class CalibratedDrafter:
         return self.nodes[index].following
 
     def learn_paths(self, emitted: Sequence[int]) -> None:
-        """Learns which paths were accepted; of a chain, that of the token that ended it too."""
+        """Learns which paths were accepted; of a chain, that of the token that ended it too.
+
+        A chain that was drawn ends with what was drawn, however likely other tokens are.
+        """
         nodes = self.nodes[1:]
-        if not self.tree and self.waiting():
+        if not self.tree and not self.drawn and self.waiting():
             nodes.append(Node(len(nodes) - 1, len(nodes) + 1, self.likeliest()))
         for node in nodes:
             path = self.tokens_to(node)
