@@ -5,6 +5,7 @@ The text is source code; a request decodes it as it goes on, one token a step.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -43,10 +44,7 @@ def store(
     if kind == "alone":
         yield [], documents
     elif kind == "live":
-        live = Datastore()
-        for document in documents:
-            live.add(document)
-        yield [live], documents
+        yield [live_store(documents)], documents
     else:
         path = tmp_path_factory.mktemp("store") / "frozen.fds"
         with DatastoreWriter(path) as writer:
@@ -56,6 +54,23 @@ def store(
         with Datastore.open(path) as frozen:
             yield [frozen], documents
     gc.collect()
+
+
+def live_store(documents: list[Ids]) -> Datastore:
+    store = Datastore()
+    for document in documents:
+        store.add(document)
+    return store
+
+
+def peer_with(name: str, longest: int, documents: list[Ids]) -> Peer:
+    """A peer for requests of at most `longest` tokens that knows the documents, or Unavailable."""
+    peer = PEERS[name](LOOKAHEAD, max(longest, DOCUMENT))
+    for document in documents:
+        request = peer.start(document[:1])
+        request.observe(document[1:].tolist())
+        request.finish()
+    return peer
 
 
 class Request:
@@ -101,15 +116,8 @@ def turns(
     datastores, documents = store
     drafters: dict[str, Peer] = {"fastdraft": EnginePeer(Engine(datastores=datastores))}
     for name in names:
-        try:
-            peer = PEERS[name](LOOKAHEAD, max(longest, DOCUMENT))
-        except Unavailable:
-            continue
-        for document in documents:
-            request = peer.start(document[:1])
-            request.observe(document[1:].tolist())
-            request.finish()
-        drafters[name] = peer
+        with contextlib.suppress(Unavailable):
+            drafters[name] = peer_with(name, longest, documents)
     made = {}
     for name, peer in drafters.items():
         requests = Request(peer, call, texts)
@@ -164,9 +172,6 @@ def test_recorded(in_turns: InTurns, request: pytest.FixtureRequest, family: str
     records = next(iter(harness.recorded_families(data, names=[family]).values()))
     half = len(records) // 2
     documents = [record.output_ids for record in records[:half]]
-    live = Datastore()
-    for document in documents:
-        live.add(document)
     asked = [record for record in records[half:] if len(record.output_ids) > 100]
 
     def texts(number: int) -> tuple[Ids, Ids]:
@@ -174,14 +179,14 @@ def test_recorded(in_turns: InTurns, request: pytest.FixtureRequest, family: str
         return record.prompt_ids, record.output_ids
 
     longest = max(len(record.prompt_ids) + len(record.output_ids) for record in records)
-    made = turns(["arctic"], "propose", texts, longest, ([live], documents))
+    made = turns(["arctic"], "propose", texts, longest, ([live_store(documents)], documents))
     for turn in made.values():
         turn.steps = 100
     in_turns(made)
 
 
 class Rows:
-    """The turn of a drafter that takes a batch of requests, all of which go on for ever."""
+    """Prompts of a batch of requests, and the tokens that follow them step by step."""
 
     def __init__(self, text: Ids, count: int, context: int) -> None:
         self.starts = [index * 7_001 for index in range(count)]
@@ -202,11 +207,8 @@ def test_batch(in_turns: InTurns, text: Ids, rows: int, call: str) -> None:
     drafts are about as long as one request's.
     """
     documents = [*chunks(text, DOCUMENT, MILLION // DOCUMENT)]
-    live = Datastore()
-    for document in documents:
-        live.add(document)
     ours = Rows(text, rows, 4_000)
-    engine = Engine(datastores=[live])
+    engine = Engine(datastores=[live_store(documents)])
     requests = [engine.add_request(prompt) for prompt in ours.prompts]
     offsets = np.arange(rows + 1, dtype=np.int32)
     token_cost = DraftConfig().token_cost / rows
@@ -222,14 +224,10 @@ def test_batch(in_turns: InTurns, text: Ids, rows: int, call: str) -> None:
     timed = propose if call == "propose" else engine.observe_batch
     made = {"fastdraft": Turn(lambda _: timed, step, 40)}
     try:
-        peer = PEERS["arctic"](LOOKAHEAD, 8_000)
+        peer = peer_with("arctic", 8_000, documents)
     except Unavailable:
         in_turns(made)
         return
-    for document in documents:
-        request = peer.start(document[:1])
-        request.observe(document[1:].tolist())
-        request.finish()
     theirs = Rows(text, rows, 4_000)
     started = [peer.start(prompt) for prompt in theirs.prompts]
 

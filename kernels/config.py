@@ -22,8 +22,8 @@ WARPS: Final = 4
 # Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
 TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
 
-# Up to so many requests are looked through by each warp on its own, without barriers, for the one
-# that a row belongs to: in a small batch the latency counts. More are looked through in blocks.
+# To find the request of a row, each warp reads the first FEW_REQUESTS offsets by itself, without
+# barriers: in a small batch the latency counts. The others are read in blocks of REQUESTS.
 FEW_REQUESTS: Final = 32
 REQUESTS: Final = 1024
 

@@ -134,7 +134,7 @@ Trained = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What came of training on so many ranks."""
+    """A function that trains on `ranks` processes and returns the result of each."""
 
     def run(
         ranks: int,

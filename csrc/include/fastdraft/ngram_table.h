@@ -1,7 +1,7 @@
-// A table of n-grams: which tokens often follow the last one, two or three of a text. See
-// docs/explanation/core.md for the layout of the file.
+// A table of n-grams: which tokens often follow the last one, two or three of a text.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -32,6 +32,13 @@ class FASTDRAFT_EXPORT NgramTable {
   static constexpr double kLeastProbability = 0.02;
   static constexpr Token kLargestToken = (Token{1} << 20) - 1;
 
+  // A token that may follow a text.
+  struct Guess {
+    Token token;
+    int order;      // the length of the context that it follows
+    int half_bits;  // of its probability there
+  };
+
   // The tokens that follow a context, the likeliest first; none where the table has no such one.
   class Successors {
    public:
@@ -40,19 +47,26 @@ class FASTDRAFT_EXPORT NgramTable {
 
     int size() const noexcept { return size_; }
     Token token(int i) const noexcept { return static_cast<Token>(read_word(words_, i) >> 4); }
-    // In a damaged file it may be any number up to 15.
-    int half_bits(int i) const noexcept { return static_cast<int>(read_word(words_, i) & 15); }
+    // The context has `order` tokens. In a damaged file a probability may be any.
+    Guess guess(int i, int order) const noexcept {
+      const auto half_bits = static_cast<int>(read_word(words_, i) & 15);
+      return {token(i), order, std::min(half_bits, kHalfBits - 1)};
+    }
 
    private:
     const std::uint8_t* words_ = nullptr;
     int size_ = 0;
   };
 
-  // A token that may follow a text.
-  struct Guess {
-    Token token;
-    int order;      // the length of the context that it follows
-    int half_bits;  // of its probability there
+  // What follows the last token of a text, the last two, and so on.
+  struct Behind {
+    std::array<Successors, kOrders> contexts;
+    int orders = 0;  // how many of these contexts the table has, the shortest first
+
+    // Writes the likeliest tokens to `out`, at most `most`, and returns their number. The tokens
+    // that follow the longest context come first, the likeliest of them first. Then come those that
+    // follow only a shorter context.
+    int likeliest(Guess* out, int most) const noexcept;
   };
 
   // Throws DatastoreError, in a sentence, for what is no table, or a newer, truncated or damaged
@@ -90,8 +104,10 @@ class FASTDRAFT_EXPORT NgramTable {
     return {};
   }
 
-  // Writes the likeliest tokens after a text to `out`, `most` at most, and returns how many: those
-  // of its longest context first, the likeliest first; then what only a shorter one has.
+  // `before`: the text's last tokens, from the last one backwards; -1: there is none.
+  Behind behind(const std::array<Token, kOrders>& before) const noexcept;
+
+  // Behind::likeliest after a text.
   int guess(const Token* text, std::int64_t size, Guess* out, int most) const noexcept;
 
   // How many tokens of a text, but for its first one, are among the `most` likeliest there.

@@ -148,9 +148,9 @@ float AcceptanceModel::learn(const Evidence& evidence, Token token, Moment momen
   now_.store(now + 1, std::memory_order_relaxed);
   make_room(now - moment);
   const auto times = static_cast<float>(outcome.times);
-  const float taken = part(hash(evidence), token, moment, begun, now);
-  const float came = outcome.accepted ? 1.0f : 0.0f;
-  const float step = kRate * times * taken * (came - outcome.current);
+  const float share = part(hash(evidence), token, moment, begun, now);
+  const float observed = outcome.accepted ? 1.0f : 0.0f;
+  const float step = kRate * times * share * (observed - outcome.current);
   add(evidence, step);
   // NaN goes to the first bucket.
   const float predicted = outcome.predicted;
@@ -158,7 +158,7 @@ float AcceptanceModel::learn(const Evidence& evidence, Token token, Moment momen
       predicted > 0.0f ? static_cast<int>(std::min(predicted * kBuckets, kBuckets - 1.0f)) : 0;
   Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
   count(counts.predicted, static_cast<double>(times * predicted));
-  count(counts.accepted, static_cast<double>(times * came));
+  count(counts.accepted, static_cast<double>(times * observed));
   count(counts.count, static_cast<double>(times));
   return step;
 }

@@ -203,9 +203,9 @@ class AcceptanceModel {
   };
 
   // Learns whether the target emitted `token` next, where the chance of the evidence was predicted
-  // at `moment`, and what its request's step taught began to be learned at `begun`. The current
-  // chances of one node's candidates are best asked for before any of them is learned: then none
-  // waits for another's step. Returns the step that the weights took.
+  // at `moment`, and what its request's step taught began to be learned at `begun`. Compute the
+  // current chances of all candidates of a node before the first is learned, so that none depends
+  // on another's step. Returns the step by which the weights changed.
   float learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
               const Outcome& outcome) noexcept;
   // Takes the same step with what the table said.

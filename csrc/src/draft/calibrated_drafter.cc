@@ -236,7 +236,7 @@ class CalibratedDrafter final : public Drafter {
     return path;
   }
 
-  // The text's token so many before its last one; -1: there is none.
+  // The token that stands `before` tokens before the text's last one; -1: there is none.
   Token text_token(std::int64_t before) const noexcept {
     return context_.size() > before ? context_.text()[context_.size() - 1 - before] : -1;
   }

@@ -24,11 +24,6 @@ constexpr auto kShareValues = [] {
   return values;
 }();
 
-// A successor of a context of `order` tokens. In a damaged file its probability may be any.
-NgramTable::Guess guess_at(const NgramTable::Successors& behind, int i, int order) noexcept {
-  return {behind.token(i), order, std::min(behind.half_bits(i), NgramTable::kHalfBits - 1)};
-}
-
 }  // namespace
 
 Agreement Candidates::begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept {
@@ -90,31 +85,16 @@ void Candidates::ask_ngrams(const Node& node) noexcept {
   if (node.prediction >= 0) longest = std::max(longest, prediction_.place.length + node.depth);
   ngrams_asked_ = tree_ || longest < MatchedTexts::kStrong;
   if (!ngrams_asked_) return;
-  ngram_order_ = 0;
-  std::uint64_t hash = 0;
-  for (const Token before : before_ngrams_) {
-    if (before < 0) break;
-    hash = NgramTable::longer(hash, before);
-    const NgramTable::Successors found = ngrams_->find(hash);
-    if (found.size() == 0) break;
-    ngrams_behind_[static_cast<std::size_t>(ngram_order_++)] = found;
-  }
-  num_guesses_ = 0;
-  const int most = tree_ ? kNgrams : kNgramsOfChain;
-  for (int order = ngram_order_; order > 0; --order) {
-    const NgramTable::Successors& behind = ngrams_behind_[static_cast<std::size_t>(order) - 1];
-    for (int i = 0; i < behind.size() && num_guesses_ < most; ++i) {
-      const Token token = behind.token(i);
-      if (guess_of(token) != nullptr) continue;
-      guesses_[static_cast<std::size_t>(num_guesses_++)] = guess_at(behind, i, order);
-      const int before = num_groups_;
-      Group& group = group_of(token);
-      if (num_groups_ > before) group.source_of_context = Source::kNgrams;
-    }
+  ngrams_behind_ = ngrams_->behind(before_ngrams_);
+  num_guesses_ = ngrams_behind_.likeliest(guesses_.data(), tree_ ? kNgrams : kNgramsOfChain);
+  for (int i = 0; i < num_guesses_; ++i) {
+    const int before = num_groups_;
+    Group& group = group_of(guesses_[static_cast<std::size_t>(i)].token);
+    if (num_groups_ > before) group.source_of_context = Source::kNgrams;
   }
 }
 
-// What became a candidate since the table has this token; null: nothing.
+// The guess that made this token a candidate; null: there is none.
 const NgramTable::Guess* Candidates::guess_of(Token token) const noexcept {
   for (int i = 0; i < num_guesses_; ++i) {
     const NgramTable::Guess& guess = guesses_[static_cast<std::size_t>(i)];
@@ -125,13 +105,14 @@ const NgramTable::Guess* Candidates::guess_of(Token token) const noexcept {
 
 // The probability of a token behind the longest context that it follows in the table.
 NgramTable::Guess Candidates::look_up(Token token) const noexcept {
-  for (int order = ngram_order_; order > 0; --order) {
-    const NgramTable::Successors& behind = ngrams_behind_[static_cast<std::size_t>(order) - 1];
+  for (int order = ngrams_behind_.orders; order > 0; --order) {
+    const NgramTable::Successors& behind =
+        ngrams_behind_.contexts[static_cast<std::size_t>(order) - 1];
     for (int i = 0; i < behind.size(); ++i) {
-      if (behind.token(i) == token) return guess_at(behind, i, order);
+      if (behind.token(i) == token) return behind.guess(i, order);
     }
   }
-  return {token, ngram_order_, NgramTable::kHalfBits};
+  return {token, ngrams_behind_.orders, NgramTable::kHalfBits};
 }
 
 // Weighs what the table says of the node's candidates, from `first` on.

@@ -69,8 +69,8 @@ static_assert(sizeof(Candidate) == 64);
 // Not thread-safe.
 class Candidates {
  public:
-  // How many of the likeliest tokens by the table of n-grams follow a node of a tree, and of a
-  // chain. More gain less than a thousandth in chains, and cost time.
+  // How many of the table's likeliest tokens become candidates at a node of a tree, and of a chain.
+  // In a chain, more than two take time and gain less than .1 %.
   static constexpr int kNgrams = 6;
   static constexpr int kNgramsOfChain = 2;
   // The most that follow one node.
@@ -237,11 +237,10 @@ class Candidates {
   int num_groups_ = 0;
 
   Token node_token_ = -1;  // of the node that is expanded
-  // See `precede`; what the table has behind these, one more at a time; and of how many it has any.
+  // See `precede`, and what the table has behind these tokens.
   std::array<Token, NgramTable::kOrders> before_ngrams_{};
-  std::array<NgramTable::Successors, NgramTable::kOrders> ngrams_behind_;
-  int ngram_order_ = 0;
-  // Those of its tokens that became candidates.
+  NgramTable::Behind ngrams_behind_;
+  // The likeliest tokens by the table, all of them candidates.
   std::array<NgramTable::Guess, kNgrams> guesses_{};
   int num_guesses_ = 0;
   bool ngrams_asked_ = false;

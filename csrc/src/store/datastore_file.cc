@@ -137,6 +137,16 @@ SegmentLayout::SegmentLayout(const SegmentEntry& entry) noexcept : tokens(entry.
   end = at;
 }
 
+void refuse_file(const std::string& path, const std::string& what) {
+  throw DatastoreError(path + ": " + what);
+}
+
+void check_file_bytes(const MappedFile& file, const std::string& path, std::int64_t expected) {
+  if (file.bytes() == expected) return;
+  refuse_file(path, "truncated or overwritten: it has " + std::to_string(file.bytes()) +
+                        " bytes of " + std::to_string(expected));
+}
+
 MappedFile::MappedFile(const std::string& path) {
   // A FIFO would wait for somebody who writes to it.
   const int file = ::open(checked(path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);

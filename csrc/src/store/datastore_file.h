@@ -15,6 +15,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -135,6 +137,56 @@ class MappedFile {
   const std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
 };
+
+// Throws DatastoreError with the file's path and `what` is wrong with it.
+[[noreturn]] void refuse_file(const std::string& path, const std::string& what);
+
+// Refuses a file that does not have as many bytes as its header says.
+void check_file_bytes(const MappedFile& file, const std::string& path, std::int64_t expected);
+
+// The header of a mapped file. Refuses what does not begin with one of this version, and a damaged
+// one. `kind`: what the file should be, for the message.
+template <typename Header>
+Header read_header(const MappedFile& file, const std::string& path, const char* kind) {
+  Header header{};
+  if (file.bytes() < static_cast<std::int64_t>(header.magic.size()) ||
+      std::memcmp(file.data(), Header::kMagic.data(), header.magic.size()) != 0) {
+    refuse_file(path, std::string("not ") + kind);
+  }
+  if (file.bytes() < Header::kBytes) {
+    refuse_file(path,
+                "truncated: " + std::to_string(file.bytes()) + " bytes are less than a header");
+  }
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (header.byte_order != Header::kByteOrder) {
+    refuse_file(path, "written on a machine of another byte order, or its header is damaged");
+  }
+  // A newer version may have put its checksum elsewhere.
+  if (header.version != Header::kVersion) {
+    refuse_file(path, "written in version " + std::to_string(header.version) +
+                          " of the format, this fastdraft reads version " +
+                          std::to_string(Header::kVersion) +
+                          (header.version < Header::kVersion ? ": build it again" : ""));
+  }
+  if (header.checksum != crc32(&header, offsetof(Header, checksum))) {
+    refuse_file(path, "the checksum of its header is wrong: damaged");
+  }
+  return header;
+}
+
+// The fingerprint that a header has. Refuses one that is not the `expected` one.
+template <typename Header>
+std::optional<Fingerprint> fingerprint_in(const Header& header, const std::string& path,
+                                          const std::optional<Fingerprint>& expected) {
+  std::optional<Fingerprint> found;
+  if (header.has_fingerprint != 0) found = header.fingerprint;
+  if (expected && found != expected) {
+    refuse_file(path, "of another tokenizer: its fingerprint is " +
+                          (found ? to_hex(*found) : "not known") + ", expected " +
+                          to_hex(*expected));
+  }
+  return found;
+}
 
 // A file that is written beside `path` and takes its place when it is complete. Only the process
 // that made it may write to it; in a fork of it the destructor leaves the file alone.

@@ -246,49 +246,17 @@ class FrozenDatastore final : public Datastore {
     return *(after - 1);
   }
 
-  [[noreturn]] void refuse(const std::string& what) const {
-    throw DatastoreError(path_ + ": " + what);
-  }
+  [[noreturn]] void refuse(const std::string& what) const { refuse_file(path_, what); }
 
   void read_header(const std::optional<Fingerprint>& expected) {
-    const std::int64_t bytes = file_->bytes();
-    const auto magic_bytes = static_cast<std::int64_t>(header_.magic.size());
-    if (bytes < magic_bytes ||
-        std::memcmp(file_->data(), FileHeader::kMagic.data(), header_.magic.size()) != 0) {
-      refuse("not a datastore");
-    }
-    if (bytes < FileHeader::kBytes) {
-      refuse("truncated: " + std::to_string(bytes) + " bytes are less than a header");
-    }
-    std::memcpy(&header_, file_->data(), sizeof(header_));
-    if (header_.byte_order != FileHeader::kByteOrder) {
-      refuse("written on a machine of another byte order, or its header is damaged");
-    }
-    // A newer version may have put its checksum elsewhere.
-    if (header_.version != FileHeader::kVersion) {
-      refuse("written in version " + std::to_string(header_.version) +
-             " of the format, this fastdraft reads version " +
-             std::to_string(FileHeader::kVersion) +
-             (header_.version < FileHeader::kVersion ? ": build it again" : ""));
-    }
-    if (header_.checksum != crc32(&header_, offsetof(FileHeader, checksum))) {
-      refuse("the checksum of its header is wrong: damaged");
-    }
+    header_ = fastdraft::read_header<FileHeader>(*file_, path_, "a datastore");
     std::array<std::int32_t, 8> orders{};
     std::copy(kOrders.begin(), kOrders.end(), orders.begin());
     if (header_.num_orders != kNumOrders || header_.orders != orders) {
       refuse("indexed for n-grams of other lengths than this fastdraft's: build it again");
     }
-    if (header_.file_bytes != bytes) {
-      refuse("truncated or overwritten: it has " + std::to_string(bytes) + " bytes of " +
-             std::to_string(header_.file_bytes));
-    }
-    if (header_.has_fingerprint != 0) fingerprint_ = header_.fingerprint;
-    if (expected && fingerprint_ != expected) {
-      refuse("of another tokenizer: its fingerprint is " +
-             (fingerprint_ ? to_hex(*fingerprint_) : "not known") + ", expected " +
-             to_hex(*expected));
-    }
+    check_file_bytes(*file_, path_, header_.file_bytes);
+    fingerprint_ = fingerprint_in(header_, path_, expected);
     largest_token_ = header_.largest_token;
   }
 

@@ -20,6 +20,7 @@ struct TableHeader {
   static constexpr std::array<std::uint8_t, 8> kMagic{0x89, 'F', 'D', 'N', '\r', '\n', 0x1A, '\n'};
   static constexpr std::uint32_t kVersion = 1;
   static constexpr std::uint32_t kByteOrder = 0x01020304;
+  static constexpr std::int64_t kBytes = 96;
 
   std::array<std::uint8_t, 8> magic;
   std::uint32_t version;
@@ -35,7 +36,7 @@ struct TableHeader {
   std::uint32_t contents_checksum;  // of all behind the header
   std::uint32_t checksum;           // of all fields before this one
 };
-static_assert(sizeof(TableHeader) == 96);
+static_assert(sizeof(TableHeader) == TableHeader::kBytes);
 
 // What a word's read goes beyond it.
 constexpr std::int64_t kPadding = 1;
@@ -111,48 +112,19 @@ std::vector<std::uint32_t> likeliest(const Counted* first, const Counted* last) 
 
 NgramTable::NgramTable(const std::string& path, const std::optional<Fingerprint>& expected)
     : file_(std::make_unique<MappedFile>(path)) {
-  const auto refuse = [&](const std::string& what) { throw DatastoreError(path + ": " + what); };
+  const auto header = read_header<TableHeader>(*file_, path, "a table of n-grams");
+  check_file_bytes(*file_, path, header.file_bytes);
   const std::byte* data = file_->data();
   const std::int64_t bytes = file_->bytes();
-  TableHeader header{};
-  if (bytes < static_cast<std::int64_t>(header.magic.size()) ||
-      std::memcmp(data, TableHeader::kMagic.data(), header.magic.size()) != 0) {
-    refuse("not a table of n-grams");
-  }
-  if (bytes < static_cast<std::int64_t>(sizeof(header))) {
-    refuse("truncated: " + std::to_string(bytes) + " bytes are less than a header");
-  }
-  std::memcpy(&header, data, sizeof(header));
-  if (header.byte_order != TableHeader::kByteOrder) {
-    refuse("written on a machine of another byte order, or its header is damaged");
-  }
-  // A newer version may have put its checksum elsewhere.
-  if (header.version != TableHeader::kVersion) {
-    refuse("written in version " + std::to_string(header.version) +
-           " of the format, this fastdraft reads version " + std::to_string(TableHeader::kVersion) +
-           (header.version < TableHeader::kVersion ? ": build it again" : ""));
-  }
-  if (header.checksum != crc32(&header, offsetof(TableHeader, checksum))) {
-    refuse("the checksum of its header is wrong: damaged");
-  }
-  if (header.file_bytes != bytes) {
-    refuse("truncated or overwritten: it has " + std::to_string(bytes) + " bytes of " +
-           std::to_string(header.file_bytes));
-  }
   const std::int64_t index_bytes =
       (std::int64_t{header.num_buckets} + 1) * std::int64_t{sizeof(std::uint32_t)};
   const std::int64_t word_bytes = std::int64_t{header.num_words} * std::int64_t{kWordBytes};
   const auto begin = static_cast<std::int64_t>(sizeof(header));
   if (header.num_buckets == 0 || bytes != begin + index_bytes + word_bytes + kPadding ||
       header.contents_checksum != crc32(data + begin, bytes - begin)) {
-    refuse("the checksum of its n-grams is wrong: damaged");
+    refuse_file(path, "the checksum of its n-grams is wrong: damaged");
   }
-  if (header.has_fingerprint != 0) fingerprint_ = header.fingerprint;
-  if (expected && fingerprint_ != expected) {
-    refuse("of another tokenizer: its fingerprint is " +
-           (fingerprint_ ? to_hex(*fingerprint_) : "not known") + ", expected " +
-           to_hex(*expected));
-  }
+  fingerprint_ = fingerprint_in(header, path, expected);
   buckets_ = reinterpret_cast<const std::uint32_t*>(data + begin);
   words_ = reinterpret_cast<const std::uint8_t*>(data + begin + index_bytes);
   num_buckets_ = header.num_buckets;
@@ -171,27 +143,40 @@ std::shared_ptr<const NgramTable> NgramTable::open(const std::string& path,
 
 std::int64_t NgramTable::bytes() const noexcept { return file_->bytes(); }
 
-int NgramTable::guess(const Token* text, std::int64_t size, Guess* out, int most) const noexcept {
-  std::array<Successors, kOrders> known;
-  int order = 0;
-  std::uint64_t hash = 0;
-  while (order < kOrders && order < size) {
-    hash = longer(hash, text[size - 1 - order]);
-    const Successors found = find(hash);
-    if (found.size() == 0) break;
-    known[static_cast<std::size_t>(order++)] = found;
-  }
+int NgramTable::Behind::likeliest(Guess* out, int most) const noexcept {
   int count = 0;
-  for (; order > 0; --order) {
-    const Successors& successors = known[static_cast<std::size_t>(order) - 1];
+  for (int order = orders; order > 0; --order) {
+    const Successors& successors = contexts[static_cast<std::size_t>(order) - 1];
     for (int i = 0; i < successors.size() && count < most; ++i) {
       const Token token = successors.token(i);
       const bool is_new =
           std::none_of(out, out + count, [&](const Guess& each) { return each.token == token; });
-      if (is_new) out[count++] = {token, order, std::min(successors.half_bits(i), kHalfBits - 1)};
+      if (is_new) out[count++] = successors.guess(i, order);
     }
   }
   return count;
+}
+
+NgramTable::Behind NgramTable::behind(const std::array<Token, kOrders>& before) const noexcept {
+  Behind found;
+  std::uint64_t hash = 0;
+  for (const Token token : before) {
+    if (token < 0) break;
+    hash = longer(hash, token);
+    const Successors successors = find(hash);
+    if (successors.size() == 0) break;
+    found.contexts[static_cast<std::size_t>(found.orders++)] = successors;
+  }
+  return found;
+}
+
+int NgramTable::guess(const Token* text, std::int64_t size, Guess* out, int most) const noexcept {
+  std::array<Token, kOrders> before;
+  before.fill(-1);
+  for (std::int64_t back = 0; back < std::min<std::int64_t>(size, kOrders); ++back) {
+    before[static_cast<std::size_t>(back)] = text[size - 1 - back];
+  }
+  return behind(before).likeliest(out, most);
 }
 
 std::int64_t NgramTable::count_known(const Token* text, std::int64_t size, int most) const {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from fastdraft.cli.options import FILE, NUMBER, open_datastore, ray_option
+from fastdraft.cli.options import FILE, NUMBER, field_option, open_datastore, ray_option
 from fastdraft.cli.texts import Part, answers_in, parts_of, tokenised, tokenised_by
 from fastdraft.cluster import Cluster
 from fastdraft.datastore import Datastore, DatastoreWriter
@@ -34,12 +34,7 @@ def datastore() -> None:
     help="The model whose tokens these are: a folder, a tokenizer.json, or a name on the Hugging "
     "Face hub; needed for text, and kept with the store to recognise it by.",
 )
-@click.option(
-    "--field",
-    default="text",
-    show_default=True,
-    help="The field of a JSON line that holds its text, or its token ids as a list.",
-)
+@field_option
 @click.option(
     "--answers",
     is_flag=True,

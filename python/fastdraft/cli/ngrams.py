@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from fastdraft import _core
-from fastdraft.cli.options import FILE
+from fastdraft.cli.options import FILE, field_option
 from fastdraft.cli.texts import answers_in, parts_of, tokenised
 from fastdraft.errors import InvalidValueError
 from fastdraft.ngrams import NgramTable
@@ -21,7 +21,7 @@ __all__ = ["ngrams"]
 TEXT_TOKENS = 1024
 """Longer texts count as several: a book tells more than a sentence."""
 HELD_OUT = 10
-"""One of so many questions is kept from the table that the report is about."""
+"""Every tenth question is kept out of the table that the report is about."""
 
 
 @click.group()
@@ -38,12 +38,7 @@ def ngrams() -> None:
     required=True,
     help="The target model: a folder with its tokenizer, or its name on the Hugging Face hub.",
 )
-@click.option(
-    "--field",
-    default="text",
-    show_default=True,
-    help="The field of a JSON line that holds its text, or its token ids as a list.",
-)
+@field_option
 @click.option(
     "--answers",
     is_flag=True,
@@ -84,7 +79,8 @@ def build(
                     text = ids[piece : piece + TEXT_TOKENS]
                     question = part.question or (number, piece)
                     group = groups.setdefault((question, piece), len(groups))
-                    is_held_out = questions.setdefault(question, len(questions)) % HELD_OUT == 9
+                    asked_at = questions.setdefault(question, len(questions))
+                    is_held_out = asked_at % HELD_OUT == HELD_OUT - 1
                     if is_held_out:
                         held_out.append(text)
                     try:

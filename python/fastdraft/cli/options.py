@@ -20,6 +20,7 @@ __all__ = [
     "NEW_FILE",
     "NUMBER",
     "command_line",
+    "field_option",
     "model_options",
     "open_datastore",
     "open_ngrams",
@@ -71,6 +72,12 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+field_option = click.option(
+    "--field",
+    default="text",
+    show_default=True,
+    help="The field of a JSON line that holds its text, or its token ids as a list.",
+)
 ray_option = click.option(
     "--ray",
     "address",

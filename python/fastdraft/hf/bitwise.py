@@ -316,6 +316,6 @@ def _products(tiles: Tensor, blocks: Tensor) -> Tensor:
         _alike.add(kind)
     shape = (*tiles.shape[:3], blocks.shape[3])
     one = tiles.expand(*shape, -1, -1).reshape(-1, *tiles.shape[-2:])
-    # In memory as it was, its last two dimensions changed or not.
+    # `flatten` keeps the strides of the last two dimensions, so a transposed operand stays one.
     other = blocks.expand(*shape, -1, -1).flatten(0, 3)
     return torch.bmm(one, other).view(*shape, TILE, -1)
