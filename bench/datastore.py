@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import corpus
 import harness
-from fastdraft.datastore import Datastore, DatastoreWriter
+from fastdraft.memory.datastore import Datastore, DatastoreWriter
 from fastdraft.replay.measurement import results_text
 
 DOCUMENT = 2_000

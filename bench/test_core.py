@@ -19,7 +19,7 @@ import pytest
 import baselines
 import harness
 from fastdraft import Datastore, DraftConfig, Engine
-from fastdraft.datastore import DatastoreWriter
+from fastdraft.memory.datastore import DatastoreWriter
 from fastdraft.replay import PEERS, EnginePeer, Peer, Unavailable
 from turns import Ids, Turn, chunks
 

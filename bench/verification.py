@@ -7,7 +7,7 @@ the logits takes at the bandwidth of a copy on the same device, measured first. 
 plain PyTorch implementation and, where it can be imported, vLLM's rejection sampler. What the
 kernels compute is for tests/kernels, which run on a device too.
 
-The drafts that `fastdraft.alignment` makes on a device are timed alone.
+The drafts that `fastdraft.late.alignment` makes on a device are timed alone.
 
     python bench/verification.py --json results.json
     python bench/verification.py --device cpu        # small sizes: does the script work
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 import harness
-from fastdraft.alignment import Aligner, Texts, Trees
+from fastdraft.late.alignment import Aligner, Texts, Trees
 from fastdraft.verification import Workspace, verify_greedy, verify_rejection, verify_sampled
 from harness import Row
 

@@ -2,5 +2,5 @@
 
 An operation is a file: its plain version, which defines it and runs on a CPU, above its Triton
 kernel and the launcher of that. The modules here know numpy, torch and Triton alone, never the rest
-of fastdraft; `fastdraft.verification` and `fastdraft.alignment` are the checked entries to them.
+of fastdraft. Their checked entries are `fastdraft.verification` and `fastdraft.late.alignment`.
 """

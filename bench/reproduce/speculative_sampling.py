@@ -33,7 +33,7 @@ from experiment import PLAIN, Experiment, Measured, Mode, constant, options_of, 
 from prompts import PROMPTS
 
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.theory import expected_tokens, improvement_factor, staged_cost
+from fastdraft.drafters.theory import expected_tokens, improvement_factor, staged_cost
 from harness import Row, show
 
 # Milliseconds a token of each model by itself, section 4.

@@ -219,7 +219,7 @@ Raises InvalidValueError below 0, DatastoreError for a frozen store, or Datastor
   store.def("__len__", &Datastore::num_tokens, "The tokens held.");
 
   py::class_<DatastoreWriter> writer(module, "DatastoreWriter",
-                                     "The core of fastdraft.datastore.DatastoreWriter.");
+                                     "The core of fastdraft.memory.datastore.DatastoreWriter.");
   writer.def(py::init([](const py::bytes& path, const std::optional<py::bytes>& fingerprint,
                          std::int64_t segment_tokens) {
                return std::make_unique<DatastoreWriter>(path, fingerprint_of(fingerprint),

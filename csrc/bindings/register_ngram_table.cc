@@ -76,8 +76,8 @@ most: how many of the likeliest count, 1 to 24.)");
       "fingerprint", [](const NgramTable& self) { return bytes_of(self.fingerprint()); },
       "The fingerprint of the tokenizer that its tokens are of, 32 bytes, or None.");
 
-  py::class_<NgramTableWriter> writer(module, "NgramTableWriter",
-                                      "Counts the n-grams of texts: fastdraft.ngrams.build.");
+  py::class_<NgramTableWriter> writer(
+      module, "NgramTableWriter", "Counts the n-grams of texts: fastdraft.memory.ngrams.build.");
   writer.def(py::init([](const py::bytes& path, const std::optional<py::bytes>& fingerprint) {
                return std::make_unique<NgramTableWriter>(path, fingerprint_of(fingerprint));
              }),

@@ -31,7 +31,7 @@ struct StatsType {
 };
 struct ContinuationsType {
   static constexpr auto name =
-      pybind11::detail::const_name("fastdraft.continuations.Continuations");
+      pybind11::detail::const_name("fastdraft.late.continuations.Continuations");
 };
 // What `OffersOfCall` takes.
 struct OffersType {

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fastdraft.calibration import Calibration
     from fastdraft.config import DraftConfig
-    from fastdraft.continuations import Continuations
-    from fastdraft.datastore import Datastore
     from fastdraft.engine import Draft, DraftBatch, Engine, Offers, Source, Successors
-    from fastdraft.memory import Memory
-    from fastdraft.ngrams import NgramTable
+    from fastdraft.late.continuations import Continuations
+    from fastdraft.memory import Datastore, Memory, NgramTable
     from fastdraft.stats import DraftStats
 
 __version__ = "0.2.0"
@@ -43,12 +41,10 @@ __all__ = [
 _MODULES: Final = {
     "calibration": ("Calibration",),
     "config": ("DraftConfig",),
-    "continuations": ("Continuations",),
-    "datastore": ("Datastore",),
     "engine": ("Draft", "DraftBatch", "Engine", "Offers", "Source", "Successors"),
     "errors": (),
-    "memory": ("Memory",),
-    "ngrams": ("NgramTable",),
+    "late.continuations": ("Continuations",),
+    "memory": ("Datastore", "Memory", "NgramTable"),
     "stats": ("DraftStats",),
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}

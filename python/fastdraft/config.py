@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields
 
 from fastdraft import _core
-from fastdraft.ngrams import NgramTable
+from fastdraft.memory.ngrams import NgramTable
 
 __all__ = ["MAX_REQUEST_TOKENS", "DraftConfig"]
 

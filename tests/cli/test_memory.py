@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastdraft.cli.app import app
-from fastdraft.fleet import objects as objects_module
+from fastdraft.memory.sharing import objects as objects_module
 from fastdraft.serving.host import Namespace
 from fleets import KEY, contents, folder_of, holds, join, read, say, texts
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fastdraft import Datastore, DraftConfig, Engine, NgramTable, Offers, Source
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
-from fastdraft.ngrams import build
+from fastdraft.memory.ngrams import build
 from oracles.acceptance_model import AcceptanceModel
 from oracles.emission_rate import EmissionRate
 from oracles.offers import Offer, OfferedDrafter, OfferModel

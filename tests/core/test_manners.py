@@ -21,10 +21,10 @@ from fastdraft import (
     DraftConfig,
     DraftStats,
     Engine,
-    datastore,
+    memory,
     verification,
 )
-from fastdraft.datastore import DatastoreWriter
+from fastdraft.memory.datastore import DatastoreWriter
 
 REPEATS = [1, 2, 3, 4, 1, 2]
 
@@ -136,7 +136,7 @@ def test_signatures_have_kinds_and_defaults() -> None:
     assert inspect.signature(Engine).parameters["datastores"].default == ()
 
 
-@pytest.mark.parametrize("module", [fastdraft, datastore, verification])
+@pytest.mark.parametrize("module", [fastdraft, memory, verification])
 def test_all_that_is_public_has_a_signature(module: Any) -> None:
     for name in module.__all__:
         value = getattr(module, name)

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import fastdraft.hf  # noqa: F401  -- before the first test, or the clock of tests does not reach it
 from fastdraft.cli.app import app
 from pages import PAGES, ROOT, Block, blocks
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastdraft.drafters.schedule import SCHEDULES, DraftTime, Schedule
-from fastdraft.theory import best_gamma, improvement_factor
+from fastdraft.drafters.theory import best_gamma, improvement_factor
 
 
 def _schedule(name: str, num_tokens: int) -> Schedule:

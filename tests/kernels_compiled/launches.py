@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastdraft.alignment import Aligner, Head, Texts, Trees
 from fastdraft.kernels import config, language
+from fastdraft.late.alignment import Aligner, Head, Texts, Trees
 from fastdraft.verification import (
     verify_greedy,
     verify_rejection,

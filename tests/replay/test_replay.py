@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from byte_tokenizer import byte_tokenizer
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine, datastore
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine
 from fastdraft.cli.app import app
+from fastdraft.memory import fingerprint
 from fastdraft.replay import (
     PEERS,
     EnginePeer,
@@ -370,7 +371,7 @@ def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
 def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     data = write(tmp_path / "f.jsonl", [{"prompt": "x", "output": "yz"}])
     options = (data, "--tokenizer", tokenizer, "--datastore")
-    for known, exit_code in ((b"o" * 32, 1), (datastore.fingerprint(tokenizer), 0), (None, 0)):
+    for known, exit_code in ((b"o" * 32, 1), (fingerprint(tokenizer), 0), (None, 0)):
         with Datastore(max_bytes=1 << 20, fingerprint=known) as store:
             store.add([1, 2, 3, 4, 5])
             store.save(tmp_path / "store.fds")

@@ -9,7 +9,7 @@ from collections import Counter
 from chaos_store import ChaosStore
 from fastdraft import Datastore
 from fastdraft.errors import DatastoreError
-from fastdraft.fleet import Objects, Replica
+from fastdraft.memory.sharing import Objects, Replica
 from fleets import KEY, folder_of, join, texts
 
 __all__ = ["check_chaos"]

@@ -8,7 +8,7 @@ import zlib
 from typing import Any
 
 from fastdraft import Datastore, Memory
-from fastdraft.fleet import Objects, Replica
+from fastdraft.memory.sharing import Objects, Replica
 
 __all__ = ["KEY", "contents", "folder_of", "holds", "join", "read", "say", "texts"]
 

@@ -24,7 +24,7 @@ BYTES = 1 << 30
 WRITER = f"""
 import sys
 from fastdraft import Memory
-from fastdraft.fleet import Replica
+from fastdraft.memory.sharing import Replica
 
 memory = Memory({BYTES})
 replica = Replica(memory, sys.argv[1], key={KEY!r}, model="model", interval=0.01)

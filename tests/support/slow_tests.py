@@ -6,7 +6,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 # The rooms of `make test`. Single files and tests there are marked slow.
-QUICK = ("core", "docs", "hf", "kernels", "package", "serving", "verification")
+QUICK = ("core", "docs", "hf", "kernels", "late", "memory", "package", "serving", "verification")
+# It needs a server of S3.
+SLOW = ("memory", "sharing")
 
 
 def is_slow(path: Path) -> bool:
@@ -16,4 +18,5 @@ def is_slow(path: Path) -> bool:
 
 def is_quick_room(path: Path) -> bool:
     """Whether a file or folder below that of all tests belongs to a quick room."""
-    return path.relative_to(TESTS).parts[0] in QUICK
+    parts = path.relative_to(TESTS).parts
+    return parts[0] in QUICK and parts[:2] != SLOW

@@ -13,8 +13,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from fastdraft.background import BackgroundDrafter
 from fastdraft.kernels import align
+from fastdraft.late.background import BackgroundDrafter
 from fastdraft.serving.vllm import FastdraftProposer
 from fastdraft.serving.vllm import speculator as speculator_module
 from fastdraft.serving.vllm.lookup import LateRequests

@@ -337,8 +337,9 @@ import sys
 sys.modules["triton"] = None  # as where it is not installed
 import torch
 
-from fastdraft import alignment, verification
+from fastdraft import verification
 from fastdraft.kernels import language, rejection
+from fastdraft.late import alignment
 
 logits, offsets = torch.eye(3), torch.tensor([0, 2])
 verified = verification.verify_greedy(logits, torch.tensor([0, 2]), offsets)

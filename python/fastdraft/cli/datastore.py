@@ -11,9 +11,9 @@ import click
 
 from fastdraft.cli.options import FILE, NUMBER, field_option, open_datastore, ray_option
 from fastdraft.cli.texts import Part, answers_in, parts_of, tokenised, tokenised_by
-from fastdraft.cluster import Cluster
-from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
+from fastdraft.memory.datastore import Datastore, DatastoreWriter
+from fastdraft.replay.cluster import Cluster
 from fastdraft.replay.display import progress
 from fastdraft.replay.tokenizer import TextTokenizer
 

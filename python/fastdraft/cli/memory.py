@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import click
 
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.fleet import Objects
+from fastdraft.memory.sharing import Objects
 from fastdraft.serving.host import KEY_VARIABLE, Namespace
 
 __all__ = ["memory"]

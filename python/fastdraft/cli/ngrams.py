@@ -12,7 +12,7 @@ from fastdraft import _core
 from fastdraft.cli.options import FILE, field_option
 from fastdraft.cli.texts import answers_in, parts_of, tokenised
 from fastdraft.errors import InvalidValueError
-from fastdraft.ngrams import NgramTable
+from fastdraft.memory.ngrams import NgramTable
 from fastdraft.replay.display import progress
 from fastdraft.replay.tokenizer import TextTokenizer
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from fastdraft.datastore import Datastore
-from fastdraft.ngrams import NgramTable
+from fastdraft.memory.datastore import Datastore
+from fastdraft.memory.ngrams import NgramTable
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = [

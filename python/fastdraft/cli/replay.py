@@ -20,7 +20,6 @@ from fastdraft.cli.options import (
     ray_option,
     write_text,
 )
-from fastdraft.cluster import Cluster
 from fastdraft.demo import ensure_model
 from fastdraft.replay import (
     DRAFTERS,
@@ -37,6 +36,7 @@ from fastdraft.replay import (
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.answer import LONGEST, families_table, gpu_table, head, sentence
 from fastdraft.replay.calls import Reader
+from fastdraft.replay.cluster import Cluster
 from fastdraft.replay.costs import GPUS, MODELS, cost_curve
 from fastdraft.replay.display import plain, progress
 from fastdraft.replay.forms import Row, mapped

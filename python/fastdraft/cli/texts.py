@@ -14,9 +14,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.cluster import Cluster
 from fastdraft.errors import InvalidValueError
 from fastdraft.replay.calls import Reader
+from fastdraft.replay.cluster import Cluster
 from fastdraft.replay.lines import RecordError, parse_lines, short
 from fastdraft.replay.tokenizer import TextTokenizer
 

@@ -4,7 +4,7 @@ The adaptive schedule maximises emitted tokens per second. Let r be the highest 
 length promises for the request. Then k more draft tokens are worth their expected accepted tokens
 minus r times their seconds, and the model drafts on while some k is worth more than nothing
 (Dinkelbach, On nonlinear fractional programming, 1967). For a constant acceptance probability and a
-target forward of constant time, this gives the gamma of `fastdraft.theory.best_gamma`.
+target forward of constant time, this gives the gamma of `fastdraft.drafters.theory.best_gamma`.
 
 `fastdraft.drafters.estimator` learns the acceptance probabilities.
 """

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastdraft.cluster import Cluster
+from fastdraft.replay.cluster import Cluster
 from fastdraft.replay.peers import Peer
 from fastdraft.replay.records import Record
 from fastdraft.replay.results import FamilyResult, ReplayResult

@@ -8,8 +8,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.memory.datastore import fingerprint
 from fastdraft.replay.lines import RecordError
 
 __all__ = ["TextTokenizer", "TokenizerError"]

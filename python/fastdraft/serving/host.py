@@ -25,7 +25,6 @@ from fastdraft import (
     Memory,
     Offers,
 )
-from fastdraft.datastore import fingerprint
 from fastdraft.errors import (
     FastdraftError,
     InvalidValueError,
@@ -33,7 +32,8 @@ from fastdraft.errors import (
     RequestLimitError,
 )
 from fastdraft.faults import Faults
-from fastdraft.fleet import Replica
+from fastdraft.memory.datastore import fingerprint
+from fastdraft.memory.sharing import Replica
 from fastdraft.serving.metrics import SOURCES, Totals, hits_field
 from fastdraft.serving.request_options import UNLIMITED, RequestOptions, request_options
 from fastdraft.serving.settings import MemorySettings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdraft.datastore import Occurrence
+from fastdraft.memory.datastore import Occurrence
 from oracles.suffixes import alike
 
 ORDERS, LONGEST = (4, 2, 1), 32

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastdraft import DraftConfig
-from fastdraft.background import Report
+from fastdraft.late.background import Report
 from fastdraft.serving.vllm.beside import HeadRecord
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText
 from fastdraft.serving.vllm.settings import Settings

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fastdraft import DraftStats
-from fastdraft.alignment import Aligner, Head, Texts
-from fastdraft.background import BackgroundDrafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.faults import Faults
+from fastdraft.late.alignment import Aligner, Head, Texts
+from fastdraft.late.background import BackgroundDrafter
 from fastdraft.serving.request_options import LOOKAHEAD, SWITCH, UNLIMITED, request_options
 from fastdraft.serving.vllm.beside import BINS, HeadRecord
 from fastdraft.serving.vllm.lookup import LateRequests

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastdraft import Continuations
-from fastdraft.alignment import Trees
+from fastdraft.late.alignment import Trees
 
 __all__ = ["COPIES", "Ends", "EndsCopy", "TreeBuffers"]
 

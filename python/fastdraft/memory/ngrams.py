@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fastdraft import _core
 from fastdraft._describe import size
-from fastdraft.datastore import Fingerprint
+from fastdraft.memory.datastore import Fingerprint
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -22,10 +22,10 @@ from typing import Final
 
 import numpy as np
 
-from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
-from fastdraft.fleet.objects import BEGUN, NO_TOMBSTONE, TOMBSTONE, Head, Objects, Piece
-from fastdraft.memory import Memory, typed
+from fastdraft.memory.datastore import Datastore
+from fastdraft.memory.namespaces import Memory, typed
+from fastdraft.memory.sharing.objects import BEGUN, NO_TOMBSTONE, TOMBSTONE, Head, Objects, Piece
 
 __all__ = ["Replica"]
 
@@ -107,7 +107,7 @@ class Replica:
         key: The operator's secret, of 16 bytes or more; the same for all. Who has it reads and
             writes what is published. With another key nothing of it is found, or touched.
         model: What the token ids are of. Replicas share text only where it is the same.
-        fingerprint: Of the tokenizer, as `fastdraft.datastore.fingerprint` returns it; the same.
+        fingerprint: Of the tokenizer, as `fastdraft.memory.fingerprint` returns it; the same.
         interval: The seconds between two looks: the most that a killed process loses.
 
     Raises:

@@ -18,7 +18,7 @@ process said is there after its next start.
 
 from __future__ import annotations
 
-from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.replica import Replica
+from fastdraft.memory.sharing.objects import Objects
+from fastdraft.memory.sharing.replica import Replica
 
 __all__ = ["Objects", "Replica"]

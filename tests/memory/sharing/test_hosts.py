@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from fastdraft import Memory
-from fastdraft.datastore import fingerprint
 from fastdraft.errors import InvalidValueError
-from fastdraft.fleet import Objects
+from fastdraft.memory.datastore import fingerprint
+from fastdraft.memory.sharing import Objects
 from fastdraft.serving.host import Target, share
 from fastdraft.serving.sglang import Corpus
 from fleets import KEY, contents

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from numpy.typing import ArrayLike
 
-from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
+from fastdraft.memory.datastore import Datastore
 
 __all__ = ["Memory", "typed"]
 

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from chaotic_fleet import check_chaos
 from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.fleet import Objects, Replica
-from fastdraft.fleet import objects as objects_module
+from fastdraft.memory.sharing import Objects, Replica
+from fastdraft.memory.sharing import objects as objects_module
 from fleets import KEY, contents, folder_of, holds, join, read, say, texts
 
 
@@ -424,7 +424,7 @@ def test_a_fifo_and_a_link_in_the_folder_stop_nobody(tmp_path: Path) -> None:
 PROCESS = f"""
 import sys
 from fastdraft import Memory
-from fastdraft.fleet import Replica
+from fastdraft.memory.sharing import Replica
 
 memory = Memory(8 << 20)
 replica = Replica(memory, sys.argv[1], key={KEY!r}, model="model", interval=0.02)

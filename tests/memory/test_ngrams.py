@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from byte_tokenizer import byte_tokenizer
 from fastdraft import Datastore, DraftConfig, Engine, NgramTable, Source
 from fastdraft.cli.app import app
-from fastdraft.datastore import fingerprint
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.ngrams import NgramGuess, build
+from fastdraft.memory.datastore import fingerprint
+from fastdraft.memory.ngrams import NgramGuess, build
 from oracles.ngram_table import count, guess
 
 LARGEST = (1 << 20) - 1

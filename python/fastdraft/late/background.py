@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.continuations import Continuations
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.faults import Faults
+from fastdraft.late.continuations import Continuations
 
 __all__ = ["BackgroundDrafter", "BatchEngine", "Report"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import align
+from fastdraft.late.alignment import Aligner, Texts, Trees
 from waiting import Waited, as_on_a_device, no_waiting
 
 

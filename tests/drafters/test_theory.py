@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastdraft.drafters.theory import best_gamma, expected_tokens, improvement_factor, staged_cost
 from fastdraft.errors import InvalidValueError
-from fastdraft.theory import best_gamma, expected_tokens, improvement_factor, staged_cost
 
 _ALPHAS = st.floats(0, 1)
 _GAMMAS = st.integers(0, 16)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
-from fastdraft.background import BackgroundDrafter, Report
 from fastdraft.errors import InvalidValueError, MemoryLimitError
+from fastdraft.late.background import BackgroundDrafter, Report
 
 ROWS, NODES = 3, 12
 CONFIG = DraftConfig(lookahead=6, tree_budget=NODES)
@@ -376,7 +376,7 @@ drafters = []
 atexit.register(lambda: print(drafters[0]._thread.is_alive()))  # the first is called last
 import numpy as np
 from fastdraft import Continuations, DraftConfig, Engine
-from fastdraft.background import BackgroundDrafter
+from fastdraft.late.background import BackgroundDrafter
 engine = Engine(DraftConfig(tree_budget=8))
 drafter = BackgroundDrafter(
     engine, Continuations.allocate(2, 8), np.zeros(2, np.int32), lambda: None

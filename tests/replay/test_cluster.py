@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fastdraft.cli.app import app
-from fastdraft.cluster import Cluster
-from fastdraft.datastore import build
 from fastdraft.errors import InvalidValueError
+from fastdraft.memory.datastore import build
+from fastdraft.replay.cluster import Cluster
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fastdraft[ray]'")
 

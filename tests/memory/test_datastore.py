@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from fastdraft import Datastore
 from fastdraft.cli.app import app
-from fastdraft.datastore import DatastoreWriter, Occurrence, build, fingerprint
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
+from fastdraft.memory.datastore import DatastoreWriter, Occurrence, build, fingerprint
 from oracles.samples import Samples
 
 ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
@@ -738,7 +738,7 @@ def test_a_fork_leaves_the_file_of_a_writer_alone(tmp_path: Path, end: str) -> N
     program = f"""
 import os
 import sys
-from fastdraft.datastore import Datastore, DatastoreWriter
+from fastdraft.memory.datastore import Datastore, DatastoreWriter
 path = sys.argv[1]
 writer = DatastoreWriter(path)
 writer.append([1, 2, 3])
@@ -764,7 +764,7 @@ def begun(path: Path, then: str) -> subprocess.Popen[str]:
     """A process that has begun a store at `path`, says so, and goes on with `then`."""
     program = f"""
 import sys
-from fastdraft.datastore import DatastoreWriter
+from fastdraft.memory.datastore import DatastoreWriter
 writer = DatastoreWriter(sys.argv[1], segment_tokens=1024)
 writer.append(range(5000))
 print("begun", flush=True)
