@@ -17,7 +17,7 @@ that with the prior that ships. Predictions play no part in it.
 
     python bench/calibration.py --data FOLDER --json FILE
     python bench/calibration.py --data FOLDER --held-out --json FILE
-    python bench/calibration.py --data FOLDER --write csrc/src/draft/acceptance_model_prior.inc
+    python bench/calibration.py --data FOLDER --write csrc/src/policy/acceptance_model_prior.inc
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@
 #include <string>
 #include <type_traits>
 
-#include "engine/back_off.h"
-#include "engine/step_latency.h"
-#include "engine/successors.h"
+#include "draft/successors.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/ngram_table.h"
+#include "policy/back_off.h"
+#include "policy/depth_acceptance.h"
+#include "policy/step_latency.h"
 
 namespace fastdraft::bindings {
 
@@ -78,6 +79,10 @@ class type_caster<fastdraft::DatastoreWriter>
 
 template <>
 class type_caster<fastdraft::BackOff> : public InitialisedCaster<fastdraft::BackOff> {};
+
+template <>
+class type_caster<fastdraft::DepthAcceptance>
+    : public InitialisedCaster<fastdraft::DepthAcceptance> {};
 
 template <>
 class type_caster<fastdraft::StepLatency> : public InitialisedCaster<fastdraft::StepLatency> {};

@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "draft/acceptance_model.h"
-#include "draft/offer_model.h"
 #include "draft_object.h"
 #include "fast_method.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
 #include "offers_object.h"
+#include "policy/acceptance_model.h"
+#include "policy/offer_model.h"
 #include "register.h"
 #include "signatures.h"
 #include "typed_object.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/successors.h"
+#include "draft/successors.h"
 #include "fastdraft/error.h"
 #include "initialised.h"
 #include "numpy.h"

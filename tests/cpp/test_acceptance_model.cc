@@ -1,5 +1,5 @@
 // Steps, paths and limits. What it learns is compared with an oracle in tests/core.
-#include "draft/acceptance_model.h"
+#include "policy/acceptance_model.h"
 
 #include <gtest/gtest.h>
 

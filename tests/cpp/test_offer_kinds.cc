@@ -1,5 +1,5 @@
 // Kinds of offers whose memory cannot be had.
-#include "engine/offer_kinds.h"
+#include "policy/offer_kinds.h"
 
 #include <cstddef>
 #include <cstdlib>

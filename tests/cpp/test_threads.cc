@@ -13,13 +13,13 @@
 #include <thread>
 #include <vector>
 
-#include "engine/step_latency.h"
-#include "engine/successors.h"
+#include "draft/successors.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "fastdraft/offers.h"
 #include "folder.h"
+#include "policy/step_latency.h"
 #include "stores.h"
 #include "texts.h"
 

@@ -1,4 +1,4 @@
-#include "store/token_weights.h"
+#include "policy/token_weights.h"
 
 #include <gtest/gtest.h>
 

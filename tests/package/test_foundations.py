@@ -92,3 +92,15 @@ def test_the_top_level_is_as_ordered() -> None:
     files = {name for name in tracked if "/" not in name}
     assert {"csrc", "python", "kernels", "tests", "bench"} <= folders
     assert {"CMakeLists.txt", "pyproject.toml", "README.md"} <= files
+
+
+def test_the_rooms_of_the_core_include_only_lower_ones() -> None:
+    rooms = ["index", "policy", "store", "draft", "engine"]
+    source = ROOT / "csrc/src"
+    assert sorted(rooms) == sorted(folder.name for folder in source.iterdir())
+    for path in source.rglob("*"):
+        if not path.is_file():
+            continue
+        included = set(re.findall(r'#include "(\w+)/', path.read_text("utf-8")))
+        higher = set(rooms[rooms.index(path.parent.name) + 1 :])
+        assert not included & higher, path.relative_to(ROOT)

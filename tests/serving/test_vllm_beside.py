@@ -18,8 +18,13 @@ def expected(steps: list[list[tuple[list[int], list[int], int, list[int], int]]]
     differed, first = [0.0] * BINS, [[0.0] * BINS, [0.0] * BINS]
     for rows in steps:
         decay = 0.5 ** (len(rows) / 512)
-        for values in (tried, right, differed, *first):
+        for values in (differed, *first):
             values[:] = [decay * value for value in values]
+        for i in range(LOOKAHEAD):
+            # A depth forgets by the rows that tell of it.
+            judged = sum(i < min(len(emitted), verified) for *_, emitted, verified in rows)
+            tried[i] *= 0.5 ** (judged / 512)
+            right[i] *= 0.5 ** (judged / 512)
         for head, lookup, where, emitted, verified in rows:
             for i, token in enumerate(emitted[:verified]):
                 if head[:i] != emitted[:i]:

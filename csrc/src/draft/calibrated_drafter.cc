@@ -5,13 +5,13 @@
 #include <optional>
 #include <vector>
 
-#include "draft/acceptance_model.h"
 #include "draft/candidates.h"
 #include "draft/copy_cursor.h"
 #include "draft/drafter.h"
 #include "draft/matched_texts.h"
 #include "draft/offered_candidates.h"
 #include "draft/prediction.h"
+#include "policy/acceptance_model.h"
 
 namespace fastdraft {
 namespace {

@@ -7,14 +7,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "draft/acceptance_model.h"
 #include "draft/copy_cursor.h"
 #include "draft/matched_texts.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/ngram_table.h"
 #include "fastdraft/token.h"
 #include "index/memory.h"
-#include "store/token_weights.h"
+#include "policy/acceptance_model.h"
+#include "policy/token_weights.h"
 
 namespace fastdraft {
 

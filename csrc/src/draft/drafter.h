@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <memory>
 
-#include "draft/acceptance_model.h"
 #include "draft/row_offers.h"
 #include "fastdraft/config.h"
 #include "fastdraft/datastore.h"
@@ -12,7 +11,8 @@
 #include "fastdraft/token.h"
 #include "index/memory.h"
 #include "index/suffix_automaton.h"
-#include "store/token_weights.h"
+#include "policy/acceptance_model.h"
+#include "policy/token_weights.h"
 
 namespace fastdraft {
 

@@ -5,9 +5,9 @@
 #include <array>
 #include <cstdint>
 
-#include "draft/offer_model.h"
 #include "fastdraft/offers.h"
 #include "fastdraft/token.h"
+#include "policy/offer_model.h"
 
 namespace fastdraft {
 

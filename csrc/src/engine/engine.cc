@@ -10,15 +10,15 @@
 #include <utility>
 #include <variant>
 
-#include "draft/acceptance_model.h"
 #include "draft/drafter.h"
 #include "draft/row_offers.h"
-#include "engine/offer_kinds.h"
 #include "engine/request_table.h"
 #include "fastdraft/error.h"
 #include "fastdraft/ngram_table.h"
+#include "index/fork.h"
 #include "index/memory.h"
-#include "store/fork.h"
+#include "policy/acceptance_model.h"
+#include "policy/offer_kinds.h"
 
 namespace fastdraft {
 namespace {

@@ -8,34 +8,16 @@
 #include <vector>
 
 #include "draft/drafter.h"
-#include "engine/offer_value.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/token.h"
 #include "index/memory.h"
 #include "index/suffix_automaton.h"
+#include "policy/emission_rate.h"
+#include "policy/offer_value.h"
 #include "store/running_texts.h"
 
 namespace fastdraft {
-
-// Tokens emitted per unit of step time, a step without drafts being 1: a
-// decaying mean that starts from `initial`.
-class EmissionRate {
- public:
-  explicit EmissionRate(double initial) noexcept : tokens_(initial * kWeight) {}
-  double value() const noexcept { return tokens_ / time_; }
-  void add(double tokens, double time) noexcept {
-    tokens_ = kDecay * tokens_ + tokens;
-    time_ = kDecay * time_ + time;
-  }
-
- private:
-  static constexpr double kDecay = 0.98;  // the last 50 steps or so count
-  static constexpr double kWeight = 8.0;  // the first value counts as eight steps
-
-  double tokens_;
-  double time_ = kWeight;
-};
 
 // What was last proposed; its tokens are in the request's draft.
 struct Proposal {

@@ -15,7 +15,7 @@
 #include "engine/request.h"
 #include "fastdraft/engine.h"
 #include "index/bits.h"
-#include "store/fork.h"
+#include "index/fork.h"
 
 namespace fastdraft {
 

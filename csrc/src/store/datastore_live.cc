@@ -10,6 +10,7 @@
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
 #include "fastdraft/interrupt.h"
+#include "policy/token_weights.h"
 #include "store/datastore_index.h"
 #include "store/live_lists.h"
 #include "store/live_log.h"
@@ -17,7 +18,6 @@
 #include "store/phase_fair_mutex.h"
 #include "store/running_texts.h"
 #include "store/samples.h"
-#include "store/token_weights.h"
 
 namespace fastdraft {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "store/fork.h"
+#include "index/fork.h"
 
 namespace fastdraft {
 

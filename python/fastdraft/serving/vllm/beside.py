@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdraft._core import DepthAcceptance
 from fastdraft.kernels.operands import width_beside_head
 
 __all__ = ["BINS", "HeadRecord"]
@@ -20,10 +21,8 @@ BINS: Final = 8
 
 # After so many drafts what was counted is worth half.
 _HALF_LIFE: Final = 512.0
-# What is guessed beforehand counts as so many drafts: a token of the head is right as often as the
-# one before it, and the first one with this chance.
+# A guess about a difference, made before any was seen, counts as this many.
 _GUESSED: Final = 4.0
-_FIRST: Final = 0.6
 
 Rows = NDArray[np.int64]
 
@@ -38,9 +37,8 @@ class HeadRecord:
     """
 
     def __init__(self, lookahead: int, places: int) -> None:
-        # By depth, of the head's tokens behind right ones: their number, and the right ones.
-        self._tried: NDArray[np.float64] = np.zeros(lookahead)
-        self._right: NDArray[np.float64] = np.zeros(lookahead)
+        self._lookahead = lookahead
+        self._acceptance = DepthAcceptance(lookahead, half_life=_HALF_LIFE)
         # By bin, of the places where the drafts first differ: their number, and those where the
         # lookup was right, and the head.
         self._differed: NDArray[np.float64] = np.zeros(BINS)
@@ -78,15 +76,16 @@ class HeadRecord:
     def _learn(
         self, drafts: NDArray[np.int32], emitted: Rows, verified: Rows, tails: NDArray[np.int32]
     ) -> None:
-        rows, lookahead = len(drafts), len(self._tried)
+        rows, lookahead = len(drafts), self._lookahead
         bins, head, lookup = np.split(drafts, [1, 1 + lookahead], axis=1)
         slot, width = np.arange(lookahead), tails.shape[1]
         came = np.take_along_axis(
             tails, np.minimum(width - emitted[:, None] + slot, width - 1), axis=1
         )
-        seen = slot < np.minimum(emitted, verified)[:, None]
-        right = np.cumprod(seen & (head == came), axis=1)
-        reached = seen & (np.column_stack([np.ones(rows), right[:, :-1]]) > 0)
+        judged = np.minimum(emitted, verified)
+        right = np.cumprod((slot < judged[:, None]) & (head == came), axis=1).sum(axis=1)
+        self._acceptance.observe(right, judged)
+        reached = slot < np.minimum(right + 1, judged)[:, None]
         # The head's tokens before the first difference are those of the lookup too.
         differ = np.flatnonzero(bins[:, 0] >= 0)
         at = ((lookup != head) & (lookup >= 0))[differ].argmax(axis=1)
@@ -94,8 +93,6 @@ class HeadRecord:
         differ, at = differ[told], at[told]
         here = bins[differ, 0]
         decay = 0.5 ** (rows / _HALF_LIFE)
-        self._tried = decay * self._tried + reached.sum(axis=0)
-        self._right = decay * self._right + right.sum(axis=0)
         self._differed = decay * self._differed + np.bincount(here, minlength=BINS)
         for first, draft in zip(self._first, (lookup, head), strict=True):
             first *= decay
@@ -103,10 +100,7 @@ class HeadRecord:
 
     def table(self) -> NDArray[np.float32]:
         """`Head.acceptance` and `Head.first`, one after the other: (lookahead + 2 * BINS,)."""
-        acceptance, chance = [], _FIRST
-        for tried, right in zip(self._tried.tolist(), self._right.tolist(), strict=True):
-            chance = (right + _GUESSED * chance) / (tried + _GUESSED)
-            acceptance.append(chance)
+        acceptance = self._acceptance.probabilities()
         # Of two that know nothing of each other not both are right where they differ.
         told, head = (np.arange(BINS) + 0.5) / BINS, acceptance[0]
         guessed = np.stack([told * (1 - head), head * (1 - told)]) / (1 - told * head)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
 
-from fastdraft._core import BackOff
+from fastdraft._core import BackOff, DepthAcceptance
 from fastdraft.faults import Faults
 from fastdraft.serving.request_options import UNLIMITED
 from fastdraft.serving.vllm.method import drafts_on_v2, has_head
@@ -27,12 +26,8 @@ __all__ = ["DraftLengths", "DraftSchedule", "follow_batches", "give_lengths"]
 
 _logger = logging.getLogger(__name__)
 
-# After so many drafts what was counted is worth half.
+# After as many drafts an outcome counts half.
 _HALF_LIFE: Final = 256.0
-# The guess that a token is accepted as often as the one before it counts as so many drafts. And how
-# often the first one is, before anything is known.
-_GUESSED: Final = 4.0
-_FIRST: Final = 0.6
 # A length has to be better than none by so much: estimates of what looks best are too high.
 _MARGIN: Final = 1.02
 # While nothing is drafted nothing is learned: after how many steps one with the shortest drafts is
@@ -49,11 +44,8 @@ class DraftLengths:
 
     def __init__(self, lengths: Iterable[int], latency: StepLatency) -> None:
         self._lengths = np.array(sorted({0, *lengths}))
-        longest = int(self._lengths[-1])
         self._latency = latency
-        # By depth: the drafts of late whose tokens before it were right, and those that it was too.
-        self._tried: NDArray[np.float64] = np.zeros(longest)
-        self._right: NDArray[np.float64] = np.zeros(longest)
+        self._acceptance = DepthAcceptance(self._lengths[-1], half_life=_HALF_LIFE)
         self._probes = BackOff(*_PROBES)
 
     def choose(self, rows: int) -> int:
@@ -62,14 +54,23 @@ class DraftLengths:
             return 0
         widest = int(self._lengths[-1]) + 1
         seconds = self._latency.seconds_by_tokens(rows, widest, hopeful=True)
-        speeds = self._tokens()[self._lengths] / seconds[rows * (1 + self._lengths) - 1]
+        speeds = (
+            self._acceptance.expected_tokens()[self._lengths]
+            / seconds[rows * (1 + self._lengths) - 1]
+        )
         best = int(np.argmax(speeds))
         pays = bool(speeds[best] > _MARGIN * speeds[0])
         chosen = best if pays else 1
         return int(self._lengths[chosen]) if self._probes.asks(pays) else 0
 
     def observe(
-        self, rows: int, length: int, accepted: ArrayLike, seconds: float, *, prompt_tokens: int = 0
+        self,
+        rows: int,
+        length: int,
+        accepted: Sequence[int],
+        seconds: float,
+        *,
+        prompt_tokens: int = 0,
     ) -> None:
         """Learns from a step.
 
@@ -80,14 +81,8 @@ class DraftLengths:
             seconds: What it took; 0 where that says nothing.
             prompt_tokens: How many of its tokens were of prompts.
         """
-        right = np.bincount(np.asarray(accepted, dtype=np.int64), minlength=length + 1)
-        drafts = int(right.sum())
-        if length and drafts:
-            # reached[i]: the drafts of which at least i tokens were right.
-            reached = right[::-1].cumsum()[::-1]
-            decay = 0.5 ** (drafts / _HALF_LIFE)
-            self._tried[:length] = decay * self._tried[:length] + reached[:length]
-            self._right[:length] = decay * self._right[:length] + reached[1 : length + 1]
+        drafts = len(accepted)
+        self._acceptance.observe(accepted, [length] * drafts)
         tokens = rows + length * drafts + prompt_tokens
         self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
 
@@ -96,17 +91,7 @@ class DraftLengths:
 
         What other requests accepted says little of them. One may have a prediction, say.
         """
-        self._tried *= 1.0 - part
-        self._right *= 1.0 - part
-
-    def _tokens(self) -> NDArray[np.float64]:
-        """The tokens that a row is expected to emit, by the length of its draft."""
-        expected, path, chance = [1.0], 1.0, _FIRST
-        for tried, right in zip(self._tried.tolist(), self._right.tolist(), strict=True):
-            chance = (right + _GUESSED * chance) / (tried + _GUESSED)
-            path *= chance
-            expected.append(expected[-1] + path)
-        return np.array(expected)
+        self._acceptance.forget(part)
 
 
 class DraftSchedule(list[tuple[int, int, int]]):

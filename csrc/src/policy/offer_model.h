@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "draft/first_places.h"
+#include "policy/first_indices.h"
 
 namespace fastdraft {
 
@@ -110,7 +110,7 @@ class OfferModel {
   static constexpr std::array<int, kFeatures> kValues = {
       kSituations, 2 * kConfidences, kSituations * kConfidences, 2 * kRecords, 2 * kDepths};
 
-  static constexpr std::array<int, kFeatures> kFirst = first_places(kValues);
+  static constexpr std::array<int, kFeatures> kFirst = first_indices(kValues);
   static constexpr std::size_t kWeights = static_cast<std::size_t>(kFirst[kFeatures - 1]) +
                                           static_cast<std::size_t>(kValues[kFeatures - 1]);
   static constexpr std::size_t kSaved = 2 * kWeights + StepPromises::kSaved;

@@ -1,4 +1,4 @@
-#include "draft/acceptance_model.h"
+#include "policy/acceptance_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@ constexpr float kPathRate = 0.02f;
 // taught, by bench/calibration.py: the mean over families of what the
 // requests of each leave, to two digits.
 constexpr float kPrior[] = {
-#include "draft/acceptance_model_prior.inc"
+#include "policy/acceptance_model_prior.inc"
 };
 static_assert(sizeof(kPrior) / sizeof(kPrior[0]) == AcceptanceModel::kWeights);
 

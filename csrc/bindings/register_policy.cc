@@ -6,10 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/back_off.h"
-#include "engine/step_latency.h"
 #include "initialised.h"
 #include "numpy.h"
+#include "policy/back_off.h"
+#include "policy/depth_acceptance.h"
+#include "policy/step_latency.h"
 #include "register.h"
 
 namespace fastdraft::bindings {
@@ -38,9 +39,20 @@ py::typing::Tuple<py::array_t<double>, py::array_t<std::int64_t>> best_widths(St
   return py::make_tuple(array(found.seconds), array(found.widths));
 }
 
+void observe_depths(DepthAcceptance& self, const Integers& accepted, const Integers& judged) {
+  const IntegerArray<std::int64_t> of_accepted(accepted, "accepted");
+  const IntegerArray<std::int64_t> of_judged(judged, "judged");
+  if (of_accepted.size() != of_judged.size()) {
+    throw InvalidValueError("accepted and judged must be of equal length, got " +
+                            std::to_string(of_accepted.size()) + " and " +
+                            std::to_string(of_judged.size()));
+  }
+  self.observe(of_accepted.data(), of_judged.data(), of_accepted.size());
+}
+
 }  // namespace
 
-void register_step_latency(py::module_& module) {
+void register_policy(py::module_& module) {
   py::class_<BackOff>(module, "BackOff", R"(When to try again what does not seem to pay.
 
 It is tried after `first` steps, and after twice as many each time that it still does not pay, `last`
@@ -48,6 +60,34 @@ at most.)")
       .def(py::init<std::int32_t, std::int32_t>(), py::arg("first"), py::arg("last"))
       .def("asks", &BackOff::asks, py::arg("pays"),
            "Whether to do it in this step, where it seems to pay or not. To be asked once a step.");
+  py::class_<DepthAcceptance>(module, "DepthAcceptance",
+                              R"(How likely draft tokens are to be accepted, by their depth alone.
+
+At each depth an outcome counts half after `half_life` further ones. It belongs to one thread.)")
+      .def(py::init<std::int64_t, double>(), py::arg("longest"), py::kw_only(),
+           py::arg("half_life"))
+      .def("observe", &observe_depths, py::arg("accepted"), py::arg("judged"),
+           R"(Learns from drafts.
+
+accepted: how many of each draft's tokens were right.
+judged: how many of each were compared with the target's own tokens.
+
+Both are integers of shape (drafts,). Raises InvalidValueError.)")
+      .def("forget", &DepthAcceptance::forget, py::arg("part"),
+           R"(Forgets a part, 0 to 1, of what was counted: that share of the requests is new.
+
+Raises InvalidValueError.)")
+      .def(
+          "probabilities", [](const DepthAcceptance& self) { return array(self.probabilities()); },
+          R"(By depth, the probability that a token is accepted where those before it were.
+
+float64 of shape (longest,).)")
+      .def(
+          "expected_tokens",
+          [](const DepthAcceptance& self) { return array(self.expected_tokens()); },
+          R"(By the length of a draft, from 0 to the longest: the tokens that a step is expected to emit.
+
+float64 of shape (longest + 1,).)");
   py::class_<StepLatency> latency(module, "StepLatency", "The core of fastdraft.StepLatency.");
   latency.def(py::init(&make_latency), py::arg("device_type"), py::arg("sizes") = py::tuple(),
               py::kw_only(), py::arg("a_row") = false);

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "draft/offer_model.h"
-#include "engine/offer_kinds.h"
 #include "fastdraft/offers.h"
 #include "fastdraft/step_cost.h"
+#include "policy/offer_kinds.h"
+#include "policy/offer_model.h"
 
 namespace fastdraft {
 

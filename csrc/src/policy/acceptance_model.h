@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "draft/first_places.h"
 #include "fastdraft/calibration.h"
 #include "fastdraft/ngram_table.h"
 #include "fastdraft/token.h"
+#include "policy/first_indices.h"
 
 namespace fastdraft {
 
@@ -88,7 +88,7 @@ class AcceptanceModel {
       "context_length",   "store_length", "rival_length", "context_count", "store_count",
       "latest",           "copy",         "prediction",   "both_lengths",  "share",
       "length_and_rival", "output",       "path",         "ngram",         "ngram_and_length"};
-  static constexpr int kWeights = first_places(kValues).back() + kValues.back();
+  static constexpr int kWeights = first_indices(kValues).back() + kValues.back();
 
   // The value of each feature for one token, as the place of its weight.
   using Evidence = std::array<std::uint16_t, kFeatures>;
@@ -246,7 +246,7 @@ class AcceptanceModel {
     }
     return after;
   }();
-  static constexpr std::array<int, kAll> kFirst = first_places(kValues);
+  static constexpr std::array<int, kAll> kFirst = first_indices(kValues);
 
   static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
   static constexpr int kChancesPerUnit = 8;

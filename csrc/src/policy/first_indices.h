@@ -8,7 +8,7 @@ namespace fastdraft {
 
 // `values`: how many values each feature has.
 template <std::size_t kFeatures>
-constexpr std::array<int, kFeatures> first_places(
+constexpr std::array<int, kFeatures> first_indices(
     const std::array<int, kFeatures>& values) noexcept {
   std::array<int, kFeatures> first{};
   for (std::size_t i = 1; i < kFeatures; ++i) first[i] = first[i - 1] + values[i - 1];

@@ -1,4 +1,4 @@
-#include "engine/successors.h"
+#include "draft/successors.h"
 
 #include <algorithm>
 #include <cstddef>

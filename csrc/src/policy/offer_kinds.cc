@@ -1,4 +1,4 @@
-#include "engine/offer_kinds.h"
+#include "policy/offer_kinds.h"
 
 #include <algorithm>
 #include <mutex>

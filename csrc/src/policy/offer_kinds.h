@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "draft/offer_model.h"
-#include "engine/back_off.h"
 #include "fastdraft/offers.h"
-#include "store/fork.h"
+#include "index/fork.h"
+#include "policy/back_off.h"
+#include "policy/offer_model.h"
 
 namespace fastdraft {
 

@@ -1,4 +1,4 @@
-#include "engine/step_latency.h"
+#include "policy/step_latency.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "engine/offer_value.h"
+#include "policy/offer_value.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,9 +1,9 @@
-#include "draft/offer_model.h"
+#include "policy/offer_model.h"
 
 #include <algorithm>
 
-#include "draft/acceptance_model.h"
 #include "fastdraft/offers.h"
+#include "policy/acceptance_model.h"
 
 namespace fastdraft {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/fork.h"
+#include "index/fork.h"
 
 #include <pthread.h>
 
