@@ -19,7 +19,8 @@ NgramModel::Context NgramModel::add(Context context, Token token) {
   for (StateId at = context.ngram; at != kNoState; at = ngrams_[at].shorter) {
     ngrams_.reserve(ngrams_.size() + 1);
     const auto fresh = static_cast<StateId>(ngrams_.size());
-    StateId ngram = transitions_.find_or_insert(ngrams_[at].longer, token, fresh).target;
+    StateId ngram =
+        transitions_.find_or_insert(ngrams_[at].longer, token, fresh, token_of()).target;
     if (ngram == kNoState) {
       ngram = fresh;
       ngrams_.push_back({token, 0});
@@ -43,7 +44,7 @@ NgramModel::Context NgramModel::add(Context context, Token token) {
 
 NgramModel::Context NgramModel::advance(Context context, Token token) const noexcept {
   for (;;) {
-    const StateId next = transitions_.find(ngrams_[context.ngram].longer, token);
+    const StateId next = transitions_.find(ngrams_[context.ngram].longer, token, token_of());
     if (next != kNoState) return grown(next, context.length + 1);
     if (context.length == 0) return {};
     context = shorten(context);

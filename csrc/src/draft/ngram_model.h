@@ -62,6 +62,9 @@ class NgramModel {
     Edges longer{};
   };
 
+  auto token_of() const noexcept {
+    return [this](StateId ngram) { return ngrams_[ngram].token; };
+  }
   Context add(Context context, Token token);
   Context shorten(Context context) const noexcept {
     return {ngrams_[context.ngram].shorter, context.length - 1};

@@ -94,7 +94,7 @@ bool SuffixAutomaton::approach(Approach& way, Token token, int step) const noexc
     way = {leaves_[text_.size() - 1].link, kNoState};
   } else {
     if (way.target == kNoState) {
-      way.target = transitions_.find(inner_[way.state].edges, token);
+      way.target = find(inner_[way.state].edges, token);
       prefetch_state(way.target);
     } else if (way.target != kRoot) {
       // Where a leaf was promoted, its state has the link.
@@ -146,7 +146,7 @@ void SuffixAutomaton::mark_last() noexcept {
   // The last leaf ends nowhere else: it is the first state of the walk, and needs no mark.
   StateId s = link(resolve(kLeaf + end));
   for (int i = 1; i < kLatestWalk && s != kRoot; ++i, s = inner_[s].link) mark(inner_[s]);
-  if (s != kRoot) mark(inner_[resolve(transitions_.find(inner_[kRoot].edges, text_[end]))]);
+  if (s != kRoot) mark(inner_[resolve(find(inner_[kRoot].edges, text_[end]))]);
   leaves_[end].previous = previous;
 }
 
@@ -165,7 +165,7 @@ void SuffixAutomaton::link_tokens(std::int32_t begin, std::int32_t end) noexcept
     if (previous < 0) {
       // The token's own state knows. Where it was made meanwhile it may know this occurrence or a
       // later one before that is reached.
-      const StateId own = resolve(transitions_.find(inner_[kRoot].edges, text[i]));
+      const StateId own = resolve(find(inner_[kRoot].edges, text[i]));
       if (!is_leaf(own)) {
         previous = std::exchange(inner_[own].latest_end, i);
         if (previous >= i) previous = -1;
@@ -206,13 +206,15 @@ StateId SuffixAutomaton::link_of_newest(StateId before, Token token) {
       // Where there is no edge, it is next; where there is, it may have one to the same state.
       if (p != kRoot) prefetch(&inner_[inner_[p].link]);
       const TransitionTable::Found found =
-          transitions_.find_or_insert(inner_[p].edges, token, newest);
+          transitions_.find_or_insert(inner_[p].edges, token, newest, token_of());
       if (found.target != kNoState) return split(p, found, token);
     }
     return kRoot;
   } catch (const MemoryLimitError&) {
     // Only edges to the newest state were added so far.
-    for (StateId s = before; s != p; s = inner_[s].link) transitions_.erase(inner_[s].edges, token);
+    for (StateId s = before; s != p; s = inner_[s].link) {
+      transitions_.erase(inner_[s].edges, token, token_of());
+    }
     throw;
   }
 }
@@ -251,7 +253,7 @@ StateId SuffixAutomaton::split(StateId p, TransitionTable::Found found, Token to
   transitions_.redirect(inner_[p].edges, found, fresh);
   const std::int32_t longest = inner_[above].length;
   for (p = inner_[p].link; p != kNoState && inner_[p].length >= longest; p = inner_[p].link) {
-    transitions_.redirect(inner_[p].edges, token, fresh);
+    transitions_.redirect(inner_[p].edges, token, fresh, token_of());
   }
   return fresh;
 }
@@ -267,7 +269,7 @@ std::int32_t SuffixAutomaton::previous(std::int32_t position) const noexcept {
     state = inner_[state].link;
   }
   if (state == kRoot) return -1;
-  return inner_[resolve(transitions_.find(inner_[kRoot].edges, text_[position]))].latest_end;
+  return inner_[resolve(find(inner_[kRoot].edges, text_[position]))].latest_end;
 }
 
 Match SuffixAutomaton::advance(Match match, Token token) const noexcept {
@@ -278,7 +280,7 @@ Match SuffixAutomaton::advance(Match match, Token token) const noexcept {
         return {resolve(kLeaf + next), match.length + 1};
       }
     } else {
-      const StateId next = transitions_.find(inner_[match.state].edges, token);
+      const StateId next = find(inner_[match.state].edges, token);
       if (next != kNoState) return {resolve(next), match.length + 1};
     }
     match.state = link(match.state);
