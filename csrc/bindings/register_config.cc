@@ -105,6 +105,7 @@ EngineConfig read_config(const ConfigObject& config) {
       integer<std::int64_t>("max_request_tokens", config.attr("max_request_tokens"));
   read.max_bytes = limit("max_bytes", EngineConfig::kUnlimitedBytes);
   read.vocabulary = limit("vocabulary", kAllTokens);
+  read.threads = integer<std::int32_t>("threads", config.attr("threads"));
   read.check();
   return read;
 }

@@ -207,6 +207,7 @@ void copy_limits(const From& from, To* to) noexcept {
   to->max_request_tokens = from.max_request_tokens;
   to->max_bytes = from.max_bytes;
   to->vocabulary = from.vocabulary;
+  to->threads = from.threads;
 }
 
 EngineConfig read_config(const fastdraft_config* given) {

@@ -50,6 +50,9 @@ class DraftConfig:
     vocabulary: int | None = None
     """The number of tokens that the target knows: no id from here on is ever drafted, whatever a
     prompt or a datastore holds, and a prediction with one is refused. None: no limit."""
+    threads: int = 0
+    """How many threads draft for a batch of 128 rows or more, the caller's included; drafts do not
+    depend on it. 0: half the processors that the process may use, at most four."""
 
     @classmethod
     def prompt_lookup(

@@ -579,6 +579,7 @@ def test_a_request_without_memory_for_drafting_goes_on_without_drafts() -> None:
         (lambda: DraftConfig(max_bytes=0), "max_bytes must be at least 1, got 0"),
         (lambda: DraftConfig(vocabulary=0), "vocabulary must be at least 1, got 0"),
         (lambda: DraftConfig(vocabulary=2**31 + 1), "vocabulary must be at most 2147483648"),
+        (lambda: DraftConfig(threads=-1), "threads must be at least 0, got -1"),
         (lambda: DraftConfig(max_request_tokens=2**26), "max_request_tokens must be at most"),
         (lambda: DraftConfig.prompt_lookup(0), "max_ngram must be at least 1, got 0"),
         (lambda: DraftConfig.prompt_lookup(3, 0), "lookahead must be at least 1, got 0"),

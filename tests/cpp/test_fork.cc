@@ -2,12 +2,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <future>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "engine/batch_threads.h"
 #include "engine/request.h"
 #include "engine/request_table.h"
 #include "fastdraft/datastore.h"
@@ -84,6 +86,29 @@ TEST(Fork, AStoreThatAnotherThreadAddsTo) {
           return reader.find(added, 4, &found, 1) == 1 && reader.at(found.next) == 2005;
         }));
       });
+}
+
+TEST(Fork, ThreadsThatShareBatches) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer lets no child of a process with threads start any";
+#endif
+  BatchThreads threads(2);
+  const auto works = [&] {
+    std::atomic<int> parts{0};
+    threads.run(50, [&](std::int64_t) { ++parts; });
+    return parts == 50;
+  };
+  EXPECT_TRUE(works());
+  EXPECT_TRUE(in_child(works));
+  // The child has no thread to wait for.
+  while_another_is_inside(
+      [&](const auto& wait) {
+        threads.run(2, [&](std::int64_t part) {
+          if (part == 0) wait();
+        });
+      },
+      [&] { EXPECT_TRUE(in_child(works)); });
+  EXPECT_TRUE(works());
 }
 
 TEST(Fork, ARequestThatAnotherThreadHasLocked) {

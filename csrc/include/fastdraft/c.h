@@ -149,6 +149,7 @@ typedef struct fastdraft_config {
   int64_t max_bytes;              /* of all running requests together */
   int64_t vocabulary;             /* of the target: ids from here on are never drafted */
   const fastdraft_ngrams* ngrams; /* calibrated: drafts where nothing can be copied; NULL: none */
+  int32_t threads; /* that share a large batch, the caller's included; 0: half the processors */
 } fastdraft_config;
 
 /* Sets the members of a config, whose `size` must be set, to their defaults. */

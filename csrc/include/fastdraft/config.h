@@ -73,6 +73,9 @@ struct FASTDRAFT_EXPORT EngineConfig {
   std::int64_t max_request_tokens = kMaxTextTokens;  // of a request, and of its prediction
   std::int64_t max_bytes = kUnlimitedBytes;          // of all indexes together
   std::int64_t vocabulary = kAllTokens;  // the target's: ids from here on are never drafted
+  // That share the rows of a large batch, the caller's included; drafts do not depend on it. 0:
+  // half the processors, four at most.
+  std::int32_t threads = 0;
 
   // Throws InvalidValueError that names the first value outside its range.
   void check() const;

@@ -24,6 +24,7 @@
 namespace fastdraft {
 
 class AcceptanceModel;
+class BatchThreads;
 class EmissionRate;
 class MemoryBudget;
 class Mutex;
@@ -184,6 +185,8 @@ class FASTDRAFT_EXPORT Engine {
 
   std::unique_ptr<Request> remove(RequestId id);
   std::int32_t guess(Request& request, std::int32_t limit, float least, const RowOffers* offers);
+  template <typename Visit>
+  void visit_guesses(const RequestId* ids, std::int64_t rows, Visit visit);
   void check_kind(OfferKind kind) const;
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   const RowOffers* read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
@@ -220,6 +223,7 @@ class FASTDRAFT_EXPORT Engine {
   const std::unique_ptr<AcceptanceModel> acceptance_;  // null where the drafter learns nothing
   const std::unique_ptr<OfferKinds> kinds_;
   const std::unique_ptr<RequestTable> requests_;
+  const std::unique_ptr<BatchThreads> threads_;
   std::atomic<std::int64_t> num_foreign_{0};
   std::atomic<std::int64_t> num_refused_offers_{0};
 

@@ -20,6 +20,7 @@ void EngineConfig::check() const {
   check_range("max_request_tokens", max_request_tokens, 1, kMaxTextTokens);
   check_range("max_bytes", max_bytes, 1, kUnlimitedBytes);
   check_range("vocabulary", vocabulary, 1, kAllTokens);
+  check_range("threads", threads, 0, 64);
   StepCost::constant(token_cost);
   const auto* calibrated = std::get_if<CalibratedConfig>(&drafter);
   if (calibrated == nullptr || calibrated->ngrams == nullptr) return;

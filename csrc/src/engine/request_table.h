@@ -31,6 +31,9 @@ class RequestTable final : public ForkGuard {
   };
 
  public:
+  // So many requests are visited together.
+  static constexpr std::int64_t kTogether = 16;
+
   // A request while it is locked.
   class Locked {
    public:
@@ -77,8 +80,6 @@ class RequestTable final : public ForkGuard {
 
  private:
   friend struct EngineTestAccess;
-
-  static constexpr std::int64_t kTogether = 16;  // requests
 
   // Slots lie in chunks that double in size: chunk k has kFirstChunk << k.
   static constexpr int kLog2FirstChunk = 6;

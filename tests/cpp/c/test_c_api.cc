@@ -370,6 +370,7 @@ TEST(CApiTest, RefusesBadConfigs) {
   refused([](auto& config) { config.drafter = 4; }, "config.drafter must be 0 to 3, got 4");
   refused([](auto& config) { config.max_bytes = 0; }, "max_bytes");
   refused([](auto& config) { config.vocabulary = std::int64_t{1} << 32; }, "vocabulary");
+  refused([](auto& config) { config.threads = 65; }, "threads must be at most 64, got 65");
   refused([](auto& config) { config.size = 0; }, "config.size");
   expect_invalid(fastdraft_engine_create(nullptr, nullptr, 1, &engine),
                  "datastores must not be NULL");
