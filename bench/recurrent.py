@@ -32,7 +32,7 @@ import harness
 from fastdraft import Datastore, DraftConfig, Engine, hf
 from fastdraft.hf.loop import _MOST_PENDING, _PART_BEHIND
 from harness import Row
-from step_overhead import PROMPT, Replayer, prompts
+from test_hf_step import PROMPT, Replayer, prompts
 
 LOOKAHEAD = 6
 
