@@ -135,6 +135,7 @@ class Candidates {
   void leave() noexcept { run_end_ = 0; }
 
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
+  const Candidate* data() const noexcept { return candidates_.data(); }
 
   // What the table says of a candidate; null: it was not asked.
   const AcceptanceModel::NgramEvidence* ngram_evidence(std::size_t i) const noexcept {

@@ -8,6 +8,11 @@ namespace fastdraft {
 void OfferedCandidates::begin(const RowOffers& offers) {
   offers_ = offers;
   candidates_.clear();
+  offered_.clear();
+  nodes_.clear();
+  Indices& root = nodes_.emplace_back();
+  root.fill(kNotOffered);
+  std::fill_n(root.begin(), offers.size, -1);
   for (std::size_t k = 0; k < static_cast<std::size_t>(offers.size); ++k) {
     const RowOffer& offer = offers.offers[k];
     Links& links = links_[k];
@@ -22,24 +27,24 @@ void OfferedCandidates::begin(const RowOffers& offers) {
   }
 }
 
-OfferedCandidate::Places OfferedCandidates::root() const noexcept {
-  OfferedCandidate::Places places = OfferedCandidate::nowhere();
-  std::fill_n(places.begin(), offers_.size, -1);
-  return places;
+OfferedCandidates::Offered& OfferedCandidates::add(const Candidate& candidate) {
+  candidates_.push_back(candidate);
+  Offered& offered = offered_.emplace_back();
+  offered.indices.fill(kNotOffered);
+  return offered;
 }
 
-Candidates::Range OfferedCandidates::expand(const OfferedCandidate::Places& places,
-                                            std::int32_t depth, const Candidates& all,
-                                            Candidates::Range own) {
+bool OfferedCandidates::add_node(std::size_t candidate) {
+  nodes_.push_back(offered_[candidate].indices);
+  return offered_[candidate].found;
+}
+
+Candidates::Range OfferedCandidates::expand(std::size_t node, std::int32_t depth,
+                                            const Candidates& all, Candidates::Range own) {
   const std::size_t first = candidates_.size();
-  for (std::size_t c = own.first; c < own.last; ++c) {
-    OfferedCandidate& candidate = candidates_.emplace_back();
-    candidate.candidate = all[c];
-    candidate.found = true;
-  }
+  for (std::size_t c = own.first; c < own.last; ++c) add(all[c]).found = true;
   for (std::size_t k = 0; k < static_cast<std::size_t>(offers_.size); ++k) {
-    if (places[k] == OfferedCandidate::kNowhere) continue;
-    weigh(k, places[k], depth, first);
+    if (nodes_[node][k] != kNotOffered) weigh(k, nodes_[node][k], depth, first);
   }
   return {first, candidates_.size()};
 }
@@ -55,7 +60,7 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
   // What an offered token is up against that is not among the candidates found without this offer.
   float rival = kNone;
   for (std::size_t c = first; c < known; ++c) {
-    rival = std::max(rival, candidates_[c].candidate.weight);
+    rival = std::max(rival, candidates_[c].weight);
   }
   float surest = std::numeric_limits<float>::quiet_NaN();
   for (; child >= 0; child = links.next[static_cast<std::size_t>(child)]) {
@@ -64,30 +69,30 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
       surest = offer.confidences[i];
     }
     const Token token = offer.token_ids[i];
-    auto place =
+    const auto same =
         std::find_if(candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
-                     [&](const OfferedCandidate& other) { return other.candidate.token == token; });
-    if (place == candidates_.end()) {
-      place = candidates_.emplace(place);
-      place->candidate = {token, 0.0f, {0, false, false}, {}, source_of(offer.kind), false, {}};
+                     [&](const Candidate& other) { return other.token == token; });
+    const auto c = static_cast<std::size_t>(same - candidates_.begin());
+    if (same == candidates_.end()) {
+      add({token, 0.0f, {0, false, false}, {}, source_of(offer.kind), false, {}});
     }
     // Of equal siblings the first one counts.
-    if (place->places[k] == OfferedCandidate::kNowhere) place->places[k] = child;
+    std::int32_t& index = offered_[c].indices[k];
+    if (index == kNotOffered) index = child;
   }
   for (std::size_t c = first; c < candidates_.size(); ++c) {
-    OfferedCandidate& each = candidates_[c];
-    const float before = each.candidate.weight;
-    const std::int32_t place = each.places[k];
-    const bool offered = place >= 0;
+    const float before = candidates_[c].weight;
+    const std::int32_t index = offered_[c].indices[k];
+    const bool offered = index >= 0;
     const float confidence = offered && offer.confidences != nullptr
-                                 ? offer.confidences[static_cast<std::size_t>(place)]
+                                 ? offer.confidences[static_cast<std::size_t>(index)]
                                  : surest;
-    OfferedCandidate::Weighed& weighed = each.weighed[k];
+    Offered::Weighed& weighed = offered_[c].weighed[k];
     weighed.by_offer = true;
     weighed.before = before;
     weighed.evidence = OfferModel::evidence(
         {offered, c < known, before, rival != kNone, rival, confidence, depth}, *offer.record);
-    each.candidate.weight = before + offer.model->weigh(weighed.evidence);
+    candidates_[c].weight = before + offer.model->weigh(weighed.evidence);
   }
 }
 
@@ -95,12 +100,12 @@ void OfferedCandidates::learn(Candidates::Range following, Token emitted) noexce
   std::array<bool, static_cast<std::size_t>(kMostOffers)> offered{};
   std::array<bool, static_cast<std::size_t>(kMostOffers)> right{};
   for (std::size_t c = following.first; c < following.last; ++c) {
-    const OfferedCandidate& each = candidates_[c];
-    const bool accepted = each.candidate.token == emitted;
+    const Offered& each = offered_[c];
+    const bool accepted = candidates_[c].token == emitted;
     for (std::size_t k = 0; k < static_cast<std::size_t>(offers_.size); ++k) {
       if (!each.weighed[k].by_offer) continue;
       offered[k] = true;
-      right[k] = right[k] || (accepted && each.places[k] >= 0);
+      right[k] = right[k] || (accepted && each.indices[k] >= 0);
       offers_.offers[k].model->learn(each.weighed[k].evidence, each.weighed[k].before, accepted);
     }
   }
