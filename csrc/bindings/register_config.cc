@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "fastdraft/config.h"
 #include "fastdraft/error.h"
@@ -41,52 +42,45 @@ double number(const char* name, py::handle value, const char* expected) {
   return value.cast<double>();
 }
 
-DrafterConfig read_drafter(py::handle config) {
-  py::dict chosen;
-  for (const char* name : {"max_ngram", "ngram_order", "recovery"}) {
-    const py::object value = config.attr(name);
-    if (!value.is_none()) chosen[name] = value;
-  }
-  const py::object tree_budget = config.attr("tree_budget");
-  const py::object probability = config.attr("min_probability");
-  if (!tree_budget.is_none() && !chosen.empty()) {
-    throw InvalidValueError("tree_budget is for the default drafter, got " +
-                            std::string(py::repr(tree_budget)) + " with " +
-                            std::string(py::repr(chosen)));
-  }
-  const py::object ngrams = config.attr("ngrams");
-  if (!ngrams.is_none() && !chosen.empty()) {
-    throw InvalidValueError("ngrams is for the default drafter, got " +
-                            std::string(py::repr(ngrams)) + " with " +
-                            std::string(py::repr(chosen)));
-  }
-  if (!ngrams.is_none() && !py::isinstance<NgramTable>(ngrams)) {
-    refuse("ngrams", "a table of n-grams or the path of one", ngrams);
-  }
-  if (chosen.size() > 1) {
-    throw InvalidValueError("at most one drafter can be chosen, got " +
-                            std::string(py::repr(chosen)));
-  }
-  if (chosen.contains("ngram_order")) {
-    return NgramConfig{integer<std::int32_t>("order", chosen["ngram_order"]),
-                       number("min_probability", probability, "a number from 0 to 1")};
-  }
-  if (!probability.is_none()) {
-    throw InvalidValueError("min_probability needs ngram_order, got " +
-                            std::string(py::repr(probability)) + " without one");
-  }
-  if (chosen.contains("max_ngram")) {
-    return PromptLookupConfig{integer<std::int32_t>("max_ngram", chosen["max_ngram"])};
-  }
-  if (chosen.contains("recovery")) {
-    return PredictedOutputsConfig{integer<std::int32_t>("recovery", chosen["recovery"])};
-  }
+CalibratedConfig read_calibrated(py::handle tree_budget, py::handle ngrams) {
   CalibratedConfig calibrated;
   if (!tree_budget.is_none()) {
     calibrated.tree_budget = integer<std::int32_t>("tree_budget", tree_budget);
   }
-  if (!ngrams.is_none()) calibrated.ngrams = ngrams.cast<std::shared_ptr<NgramTable>>();
+  if (ngrams.is_none()) return calibrated;
+  if (!py::isinstance<NgramTable>(ngrams)) {
+    refuse("ngrams", "a table of n-grams or the path of one", ngrams);
+  }
+  calibrated.ngrams = ngrams.cast<std::shared_ptr<NgramTable>>();
   return calibrated;
+}
+
+DrafterConfig read_drafter(py::handle config) {
+  const py::object drafter = config.attr("drafter");
+  const py::object tree_budget = config.attr("tree_budget");
+  const py::object ngrams = config.attr("ngrams");
+  if (drafter.is_none()) return read_calibrated(tree_budget, ngrams);
+  for (const auto& [name, value] :
+       {std::pair{"tree_budget", tree_budget}, std::pair{"ngrams", ngrams}}) {
+    if (value.is_none()) continue;
+    throw InvalidValueError(std::string(name) + " is for the default drafter, got " +
+                            std::string(py::repr(value)) + " with " +
+                            std::string(py::repr(drafter)));
+  }
+  const auto module = py::module_::import("fastdraft.config");
+  const auto is = [&](const char* type) { return py::isinstance(drafter, module.attr(type)); };
+  if (is("PromptLookup")) {
+    return PromptLookupConfig{integer<std::int32_t>("max_ngram", drafter.attr("max_ngram"))};
+  }
+  if (is("NgramAutocomplete")) {
+    return NgramConfig{
+        integer<std::int32_t>("order", drafter.attr("order")),
+        number("min_probability", drafter.attr("min_probability"), "a number from 0 to 1")};
+  }
+  if (is("PredictedOutputs")) {
+    return PredictedOutputsConfig{integer<std::int32_t>("recovery", drafter.attr("recovery"))};
+  }
+  refuse("drafter", "None, PromptLookup, NgramAutocomplete or PredictedOutputs", drafter);
 }
 
 }  // namespace

@@ -8,10 +8,42 @@ from dataclasses import dataclass, fields
 from fastdraft import _core
 from fastdraft.memory.ngrams import NgramTable
 
-__all__ = ["MAX_REQUEST_TOKENS", "DraftConfig"]
+__all__ = [
+    "MAX_REQUEST_TOKENS",
+    "DraftConfig",
+    "NgramAutocomplete",
+    "PredictedOutputs",
+    "PromptLookup",
+]
 
 MAX_REQUEST_TOKENS = _core.MAX_REQUEST_TOKENS
 """The longest text that one request's index can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookup:
+    """The drafter of `DraftConfig.prompt_lookup`."""
+
+    max_ngram: int = 3
+    """The longest n-gram that is looked up, 1 to 65536 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class NgramAutocomplete:
+    """The drafter of `DraftConfig.ngram`."""
+
+    order: int = 4
+    """The order of the model, 1 to 16."""
+    min_probability: float = 0.3
+    """The least probability of a draft, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedOutputs:
+    """The drafter of `DraftConfig.predicted_outputs`."""
+
+    recovery: int = 32
+    """The number of tokens in a row that must occur in the prediction after a mismatch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +59,7 @@ class DraftConfig:
     lookahead: int = 64
     """The longest draft, in tokens; of a tree, its longest path."""
     tree_budget: int | None = None
-    """Draft trees of at most so many tokens, the most probable ones; None drafts chains. Only the
+    """Draft trees of at most this many tokens, the most probable ones; None drafts chains. Only the
     default drafter drafts trees."""
     token_cost: float = 0.02
     """What a further token in a target forward costs, as a fraction of a forward over one token,
@@ -35,14 +67,8 @@ class DraftConfig:
     ngrams: NgramTable | str | os.PathLike[str] | None = None
     """A table of n-grams to draft from where nothing can be copied, or the path of one, which is
     opened. Only the default drafter takes one; its tokens must be those of the target."""
-    max_ngram: int | None = None
-    """Set by `prompt_lookup`; None for the default drafter."""
-    ngram_order: int | None = None
-    """Set by `ngram`; None for the default drafter."""
-    min_probability: float | None = None
-    """Set by `ngram`."""
-    recovery: int | None = None
-    """Set by `predicted_outputs`; None for the default drafter."""
+    drafter: PromptLookup | NgramAutocomplete | PredictedOutputs | None = None
+    """Set by `prompt_lookup`, `ngram` and `predicted_outputs`; None for the default drafter."""
     max_request_tokens: int = MAX_REQUEST_TOKENS
     """The most tokens that one request may hold, and the longest prediction."""
     max_bytes: int | None = None
@@ -72,7 +98,7 @@ class DraftConfig:
         """
         return cls(
             lookahead=num_tokens,
-            max_ngram=max_ngram,
+            drafter=PromptLookup(max_ngram),
             max_request_tokens=max_request_tokens,
             max_bytes=max_bytes,
             vocabulary=vocabulary,
@@ -120,8 +146,7 @@ class DraftConfig:
         """
         return cls(
             lookahead=lookahead,
-            ngram_order=order,
-            min_probability=min_probability,
+            drafter=NgramAutocomplete(order, min_probability),
             max_request_tokens=max_request_tokens,
             max_bytes=max_bytes,
             vocabulary=vocabulary,
@@ -156,7 +181,7 @@ class DraftConfig:
         """
         return cls(
             lookahead=lookahead,
-            recovery=recovery,
+            drafter=PredictedOutputs(recovery),
             max_request_tokens=max_request_tokens,
             max_bytes=max_bytes,
             vocabulary=vocabulary,
@@ -165,7 +190,7 @@ class DraftConfig:
     @property
     def takes_offers(self) -> bool:
         """Whether the drafter weighs offers and templates: the default one does."""
-        return (self.max_ngram, self.ngram_order, self.recovery) == (None, None, None)
+        return self.drafter is None
 
     def __post_init__(self) -> None:
         if isinstance(self.ngrams, (str, os.PathLike)):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fastdraft import Datastore, Engine
+from fastdraft.config import NgramAutocomplete, PredictedOutputs, PromptLookup
 from fastdraft.errors import UnknownRequestError
 
 __all__ = ["DRAFTERS", "Calls"]
@@ -19,9 +20,9 @@ __all__ = ["DRAFTERS", "Calls"]
 DRAFTERS: list[dict[str, Any]] = [
     {},
     {"tree_budget": 16},
-    {"max_ngram": 3},
-    {"ngram_order": 3, "min_probability": 0.1},
-    {"recovery": 4},
+    {"drafter": PromptLookup()},
+    {"drafter": NgramAutocomplete(3, 0.1)},
+    {"drafter": PredictedOutputs(4)},
 ]
 _ALPHABET = 10
 

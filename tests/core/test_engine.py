@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Source
+from fastdraft.config import PredictedOutputs
 from fastdraft.errors import (
     FastdraftError,
     InvalidValueError,
@@ -589,21 +590,17 @@ def test_a_request_without_memory_for_drafting_goes_on_without_drafts() -> None:
         (lambda: DraftConfig.ngram(4, float("nan")), "min_probability must be .*got nan"),
         (lambda: DraftConfig.ngram(4, "x"), "min_probability must be .*got 'x'"),
         (lambda: DraftConfig.ngram(lookahead=0), "lookahead must be at least 1, got 0"),
-        (lambda: DraftConfig(ngram_order=4), "min_probability must be .*got None"),
-        (lambda: DraftConfig(min_probability=0.3), "min_probability needs ngram_order, got 0.3"),
-        (
-            lambda: DraftConfig(ngram_order=4, min_probability=0.3, recovery=2),
-            "at most one drafter can be chosen, got .*'ngram_order': 4, 'recovery': 2",
-        ),
+        (lambda: DraftConfig.ngram(4, None), "min_probability must be .*got None"),
         (lambda: DraftConfig.predicted_outputs(0), "lookahead must be at least 1, got 0"),
         (lambda: DraftConfig.predicted_outputs(recovery=0), "recovery must be at least 1, got 0"),
         (
             lambda: DraftConfig.predicted_outputs(recovery=1.5),
             "recovery must be an integer, got 1.5",
         ),
+        (lambda: DraftConfig(drafter="ngram"), "drafter must be None, PromptLookup, .*got 'ngram'"),
         (
-            lambda: DraftConfig(recovery=32, max_ngram=3),
-            r"at most one drafter can be chosen, got \{'max_ngram': 3, 'recovery': 32\}",
+            lambda: DraftConfig(drafter=PredictedOutputs(), tree_budget=8),
+            r"tree_budget is for the default drafter, got 8 with PredictedOutputs\(recovery=32\)",
         ),
     ],
 )
@@ -741,7 +738,7 @@ def test_nothing_from_the_vocabulary_on_is_drafted(tree_budget: int | None) -> N
 def test_every_drafter_keeps_to_the_vocabulary(config: DraftConfig) -> None:
     engine = Engine(config)
     request = engine.add_request([1, 2, 0, 3, 1, 2, 0, 3, 1, 2], prediction=[0, 2, 1])
-    expected = [0, 2, 1] if config.recovery else [0]
+    expected = [0, 2, 1] if isinstance(config.drafter, PredictedOutputs) else [0]
     assert engine.propose(request).tolist() == expected
 
 

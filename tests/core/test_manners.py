@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fastdraft
+import fastdraft.config
 from fastdraft import (
     Calibration,
     Datastore,
@@ -84,7 +84,7 @@ def test_configurations_show_what_was_chosen() -> None:
         DraftConfig.prompt_lookup(),
         DraftConfig.predicted_outputs(),
     ):
-        assert eval(repr(config), {"DraftConfig": DraftConfig}) == config
+        assert eval(repr(config), vars(fastdraft.config).copy()) == config
     assert repr(DraftConfig()) == "DraftConfig(lookahead=64, token_cost=0.02)"
 
 

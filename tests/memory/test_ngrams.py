@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from byte_tokenizer import byte_tokenizer
 from fastdraft import Datastore, DraftConfig, Engine, NgramTable, Source
 from fastdraft.cli.app import app
+from fastdraft.config import PromptLookup
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.ngrams import NgramGuess, build
@@ -188,7 +189,7 @@ def test_a_config_opens_the_table_and_checks_that_it_fits(tmp_path: Path) -> Non
     with pytest.raises(InvalidValueError, match="ngrams must be a table of n-grams or the path"):
         DraftConfig(ngrams=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match="ngrams is for the default drafter"):
-        DraftConfig(ngrams=table, max_ngram=3)
+        DraftConfig(ngrams=table, drafter=PromptLookup())
     with pytest.raises(InvalidValueError, match="datastores and ngrams must be of one tokenizer"):
         Engine(DraftConfig(ngrams=table), datastores=[Datastore(fingerprint=b"u" * 32)])
     Engine(DraftConfig(ngrams=table), datastores=[Datastore(fingerprint=b"t" * 32), Datastore()])

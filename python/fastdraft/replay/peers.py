@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Datastore, Engine
+from fastdraft.config import NgramAutocomplete
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.trace import origin_of
 
@@ -121,7 +122,7 @@ class EnginePeer(Peer):
     ) -> PeerRequest:
         engine = self.engine
         config = engine.config
-        estimates = config.max_ngram is None and config.recovery is None
+        estimates = config.drafter is None or isinstance(config.drafter, NgramAutocomplete)
         request = engine.add_request(_text(prompt, first), prediction=prediction)
         return PeerRequest(
             request,
