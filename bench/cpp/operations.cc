@@ -103,7 +103,7 @@ EngineConfig with_ngrams() {
 struct Decoding {
   Decoding(const EngineConfig& config, fastdraft::Stores stores, std::uint64_t seed)
       : engine(config, std::move(stores)), text(Writer(seed).write(kPrompt + kCalls)) {
-    id = engine.add_request(text.data(), kPrompt, nullptr, 0);
+    id = engine.add_request({{text.data(), kPrompt}});
   }
 
   Engine engine;
@@ -118,7 +118,7 @@ struct Batch {
     Writer writer(7);
     for (std::int64_t row = 0; row < kRows; ++row) {
       texts.push_back(writer.write(kPrompt / 4 + kBatchCalls));
-      ids.push_back(engine.add_request(texts.back().data(), kPrompt / 4, nullptr, 0));
+      ids.push_back(engine.add_request({{texts.back().data(), kPrompt / 4}}));
       offsets.push_back(row);
     }
     offsets.push_back(kRows);
@@ -158,7 +158,7 @@ FASTDRAFT_OPERATION void operation_observe_stored(Engine& engine, RequestId id,
   engine.observe(id, emitted, 1);
 }
 FASTDRAFT_OPERATION RequestId operation_add_request(Engine& engine, const Text& prompt) {
-  return engine.add_request(prompt.data(), kPrompt, nullptr, 0);
+  return engine.add_request({{prompt.data(), kPrompt}});
 }
 FASTDRAFT_OPERATION void operation_finish(Engine& engine, RequestId id) { engine.finish(id); }
 FASTDRAFT_OPERATION void operation_propose_batch(Batch& batch) {

@@ -120,21 +120,20 @@ std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
                          const std::optional<StoresObject>& datastores,
                          const std::optional<Integers>& templates,
                          const std::optional<StoresObject>& read_only) {
-  const std::optional<Stores> stores =
-      datastores ? std::optional(stores_of(*datastores)) : std::nullopt;
-  const std::optional<Stores> read =
-      read_only ? std::optional(stores_of(*read_only)) : std::nullopt;
+  NewRequest asked;
+  if (datastores) asked.stores = stores_of(*datastores);
+  if (read_only) asked.read_only = stores_of(*read_only);
   const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
   const IntegerArray<Token> expected(prediction.value_or(Integers()), "prediction");
   const IntegerArray<Token> forms(templates.value_or(Integers()), "templates");
-  const auto add = [&] {
-    return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size(),
-                              stores ? &*stores : nullptr, forms.data(), forms.size(),
-                              read ? &*read : nullptr);
-  };
-  if (prompt.size() + expected.size() + forms.size() <= kShortPrompt) return add();
+  asked.prompt = {prompt.data(), prompt.size()};
+  asked.prediction = {expected.data(), expected.size()};
+  asked.templates = {forms.data(), forms.size()};
+  if (prompt.size() + expected.size() + forms.size() <= kShortPrompt) {
+    return engine.add_request(asked);
+  }
   const py::gil_scoped_release release;
-  return add();
+  return engine.add_request(asked);
 }
 
 // One draft, written straight into the Python object that carries it.

@@ -390,9 +390,10 @@ fastdraft_status fastdraft_add_request(fastdraft_engine* engine, const int32_t* 
     check_array(prompt, prompt_size, "prompt");
     const fastdraft_request_options known = read_optional(options, "options");
     check_array(known.prediction, known.prediction_size, "options.prediction");
+    fastdraft::NewRequest asked{{prompt, prompt_size}, {known.prediction, known.prediction_size}};
     const Stores stores = read_stores(known.datastores, known.num_datastores);
-    id = core.add_request(prompt, prompt_size, known.prediction, known.prediction_size,
-                          known.datastores == nullptr ? nullptr : &stores);
+    if (known.datastores != nullptr) asked.stores = stores;
+    id = core.add_request(asked);
   });
 }
 

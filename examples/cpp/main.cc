@@ -19,8 +19,7 @@ int main() {
   }
   try {
     fastdraft::Engine engine{fastdraft::EngineConfig{}};
-    const fastdraft::RequestId request =
-        engine.add_request(text.data(), kPrompt, /*prediction=*/nullptr, /*prediction_size=*/0);
+    const fastdraft::RequestId request = engine.add_request({{text.data(), kPrompt}});
 
     const std::int32_t most = engine.most_drafted();
     std::vector<std::byte> memory(static_cast<std::size_t>(fastdraft::DraftColumns::bytes(most)));

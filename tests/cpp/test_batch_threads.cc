@@ -75,8 +75,7 @@ std::vector<double> decode(std::int32_t threads, std::optional<std::int32_t> tre
   std::vector<RequestId> ids;
   for (std::uint32_t row = 0; row < kSharedRows; ++row) {
     const Tokens prompt = testing::random_text(row % 20 == 0 ? 9000 : 60, 9, 1000 + row);
-    ids.push_back(
-        engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), nullptr, 0));
+    ids.push_back(engine.add_request({{prompt.data(), static_cast<std::int64_t>(prompt.size())}}));
   }
   engine.finish(ids[7]);
   std::vector<std::int64_t> offsets(kSharedRows + 1);
@@ -116,7 +115,7 @@ TEST(BatchThreads, ContinueWhatOneThreadContinues) {
     std::vector<RequestId> ids;
     const Tokens prompt = testing::random_text(100, 4, 1);
     for (std::int64_t row = 0; row < kSharedRows; ++row) {
-      ids.push_back(engine.add_request(prompt.data(), 100, nullptr, 0));
+      ids.push_back(engine.add_request({{prompt.data(), 100}}));
     }
     for (const std::size_t ended : {3u, 77u, 140u}) engine.finish(ids[ended]);
     std::vector<std::int32_t> numbers(kSharedRows * (2 + 2 * kNodes));

@@ -43,8 +43,8 @@ constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
 constexpr std::size_t kFar = 9000;
 
 RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {}) {
-  return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()),
-                            prediction.data(), static_cast<std::int64_t>(prediction.size()));
+  return engine.add_request({{prompt.data(), static_cast<std::int64_t>(prompt.size())},
+                             {prediction.data(), static_cast<std::int64_t>(prediction.size())}});
 }
 
 void observe(Engine& engine, RequestId id, const Tokens& emitted) {
@@ -310,7 +310,7 @@ TEST(Engine, RefusesWhatOnlyCppCanPass) {
   Engine engine({});
   const Token prompt = 1;
   expect_error<InvalidValueError>(part,
-                                  [&] { engine.add_request(&prompt, 1, nullptr, 0, &stores); });
+                                  [&] { engine.add_request({{&prompt, 1}, {}, {}, stores}); });
   EXPECT_EQ(engine.num_requests(), 0);
   expect_error<InvalidValueError>("at least 1 time, got 0", [] { StepCost::curve(nullptr, 0); });
 }

@@ -31,8 +31,8 @@ using testing::Folder;
 using testing::Tokens;
 
 RequestId add_predicted(Engine& engine, const Tokens& prompt) {
-  return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), prompt.data(),
-                            static_cast<std::int64_t>(prompt.size()));
+  const TokenSpan text{prompt.data(), static_cast<std::int64_t>(prompt.size())};
+  return engine.add_request({text, text});
 }
 
 void run_threads(int count, const std::function<void(std::uint32_t)>& body) {
@@ -223,7 +223,7 @@ TEST(Threads, EnginesShareLiveStores) {
     for (std::uint32_t round = 0; round < 25; ++round) {
       // Eight texts that all threads generate, each in its own order: enough for TokenWeights.
       const Tokens text = testing::random_text(300, 50, (thread + round) % 8);
-      const RequestId id = engine.add_request(text.data(), 20, nullptr, 0);
+      const RequestId id = engine.add_request({{text.data(), 20}});
       std::size_t said = 20;
       while (said < text.size()) {
         const std::int32_t size = engine.propose(id, {}, columns);
@@ -359,7 +359,7 @@ TEST(Threads, NameKindsOfOffersAndOfferAtOnce) {
   Engine engine(config);
   run_threads(4, [&](std::uint32_t thread) {
     const Tokens prompt{1, 2, 3, static_cast<Token>(thread)};
-    const RequestId id = engine.add_request(prompt.data(), 4, nullptr, 0);
+    const RequestId id = engine.add_request({{prompt.data(), 4}});
     const std::vector<std::int64_t> offsets = {0, 3};
     for (std::uint32_t step = 0; step < 200; ++step) {
       Offers offers;

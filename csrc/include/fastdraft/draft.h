@@ -115,14 +115,16 @@ struct DraftCounts {
   std::int64_t rejected_prediction = 0;
   CountsBySource accepted_by_source{};
 
-  // Counts a step that emitted `tokens`.
+  // Counts a step that emitted `tokens`, but for the rejected ones of the prediction.
   void add(std::int64_t tokens, std::int64_t tokens_drafted,
-           std::int64_t tokens_accepted) noexcept {
+           const DraftColumns::Accepted& path) noexcept {
     steps += 1;
     emitted += tokens;
     drafts += tokens_drafted > 0 ? 1 : 0;
     drafted += tokens_drafted;
-    accepted += tokens_accepted;
+    accepted += path.tokens;
+    accepted_prediction += path.by_source[index_of(Source::kPrediction)];
+    for (std::size_t i = 0; i < kNumSources; ++i) accepted_by_source[i] += path.by_source[i];
   }
 };
 

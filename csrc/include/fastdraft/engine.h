@@ -35,6 +35,21 @@ struct RowOffers;
 
 using RequestId = std::int64_t;
 
+// What a request begins with. The tokens are copied.
+struct NewRequest {
+  TokenSpan prompt;
+  // Text that is expected in the output.
+  TokenSpan prediction = {};
+  // Text that parts of the output may look like, such as the form of a call of each of the
+  // request's tools, one text after another. It is indexed as if it stood before the prompt, and
+  // never enters a store. Only the calibrated drafter takes it.
+  TokenSpan templates = {};
+  // What it is drafted from, and no others; empty: the engine's. It enters the live ones.
+  std::optional<Stores> stores = std::nullopt;
+  // What it is drafted from too, and does not enter.
+  Stores read_only = {};
+};
+
 // Limits that hold for one call.
 struct ProposeOptions {
   std::optional<StepCost> cost;          // empty: the config's token_cost
@@ -60,23 +75,16 @@ class FASTDRAFT_EXPORT Engine {
   explicit Engine(const EngineConfig& config, Stores stores = {});
   ~Engine();
 
-  // Indexes the prompt and, where there is one, the prediction. The prediction's tokens
-  // must be below the vocabulary; those of a prompt need not, since some stand for images.
-  // The request is drafted from `stores` and no others; null: the engine's. It is drafted from
-  // `read_only` too, whose live ones its text does not enter. Of a live store it sees what the
-  // other running requests have written so far, and they see what it writes.
+  // Indexes the prompt, the prediction and the templates. Tokens of the last two must be below the
+  // vocabulary; those of a prompt need not, since some stand for images. Templates and prompt
+  // together have at most max_request_tokens, and so has the prediction. Of a live store the
+  // request sees what the other running requests have written so far, and they see what it writes.
   //
-  // `templates` is text that parts of the output may look like, such as the form of a call
-  // of each of the request's tools, one text after another. It is indexed as if it stood
-  // before the prompt, and never enters a store. Only the calibrated drafter takes it; its
-  // tokens must be below the vocabulary, and count towards max_request_tokens.
+  //   const RequestId id = engine.add_request({{prompt.data(), prompt_size}});
   //
   // O(tokens). Throws InvalidValueError, RequestLimitError or MemoryLimitError, and then
   // nothing was added.
-  RequestId add_request(const Token* prompt, std::int64_t prompt_size, const Token* prediction,
-                        std::int64_t prediction_size, const Stores* stores = nullptr,
-                        const Token* templates = nullptr, std::int64_t templates_size = 0,
-                        const Stores* read_only = nullptr);
+  RequestId add_request(const NewRequest& asked);
 
   // Writes the draft for the request's next step to `draft`, which has room for
   // most_drafted() tokens, and returns its length; 0 where no token pays. Throws
@@ -193,25 +201,29 @@ class FASTDRAFT_EXPORT Engine {
                                bool refuse, RowOffers& read);
   // What a step of the target brought to a request.
   struct Step {
-    const Token* emitted;
-    std::int64_t count;
+    TokenSpan emitted;
     // What the last guess is compared with: of a request with several rows the tokens of all.
-    const Token* came;
-    std::int64_t num_came;
+    TokenSpan observed;
     // How many draft tokens of its own choice the host had the target verify. Empty: it verified
     // those that were proposed.
-    std::optional<std::int32_t> verified;
+    std::optional<std::int32_t> verified = std::nullopt;
     // How many of the proposed draft tokens it verified at most.
     std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  };
+  // The draft compared with what its step emitted, once.
+  struct Outcome {
+    std::int32_t drafted = 0;
+    DraftColumns::Accepted accepted;
+    std::int64_t rejected_prediction = 0;
   };
   void take(Request& request, RequestId id, const Step& step);
   template <typename Complete>
   std::vector<RowError> take_rows(const RequestId* ids, std::int64_t rows, const Token* emitted,
                                   const std::int64_t* offsets, Complete complete);
-  static void count_step(Request& request, const Token* emitted, std::int64_t count,
-                         std::int32_t drafted) noexcept;
-  static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
-                          std::int64_t count, std::int32_t drafted) noexcept;
+  static Outcome outcome_of_draft(const DraftColumns& draft, std::int32_t drafted,
+                                  TokenSpan emitted) noexcept;
+  static Outcome outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
+                                  TokenSpan emitted, std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;

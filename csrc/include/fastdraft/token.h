@@ -13,6 +13,12 @@ namespace fastdraft {
 // bindings refuse them, so the core may use them as marks.
 using Token = std::int32_t;
 
+// Tokens that lie elsewhere; none by default.
+struct TokenSpan {
+  const Token* token_ids = nullptr;
+  std::int64_t size = 0;
+};
+
 // A vocabulary that has every token id.
 inline constexpr std::int64_t kAllTokens = std::int64_t{std::numeric_limits<Token>::max()} + 1;
 

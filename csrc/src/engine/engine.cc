@@ -195,43 +195,41 @@ std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) c
   return options.limits == nullptr ? most_drafted_ : std::min(most_drafted_, options.limits[row]);
 }
 
-RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
-                              const Token* prediction, std::int64_t prediction_size,
-                              const Stores* stores, const Token* templates,
-                              std::int64_t templates_size, const Stores* read_only) {
-  check_tokens(prompt, prompt_size, "prompt_ids");
-  check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
-  check_tokens(templates, templates_size, "templates", config_.vocabulary);
-  Stores seen = stores == nullptr ? stores_ : *stores;
+RequestId Engine::add_request(const NewRequest& asked) {
+  const auto& [prompt, prediction, templates, own_stores, read_only] = asked;
+  check_tokens(prompt.token_ids, prompt.size, "prompt_ids");
+  check_tokens(prediction.token_ids, prediction.size, "prediction", config_.vocabulary);
+  check_tokens(templates.token_ids, templates.size, "templates", config_.vocabulary);
+  Stores seen = own_stores.value_or(stores_);
   const std::size_t entered = seen.size();
-  if (read_only != nullptr) seen.insert(seen.end(), read_only->begin(), read_only->end());
-  if (stores != nullptr || read_only != nullptr) check_stores(seen, config_);
-  if (templates_size > 0 && !config_.calibrated()) {
+  seen.insert(seen.end(), read_only.begin(), read_only.end());
+  if (own_stores || !read_only.empty()) check_stores(seen, config_);
+  if (templates.size > 0 && !config_.calibrated()) {
     throw InvalidValueError("templates must be left out: only the default drafter takes them");
   }
   for (const auto& [what, size] :
-       {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size},
-        std::pair{"templates", templates_size}}) {
+       {std::pair{"prompt_ids", prompt.size}, std::pair{"prediction", prediction.size},
+        std::pair{"templates", templates.size}}) {
     if (size > config_.max_request_tokens) {
       throw RequestLimitError("max_request_tokens is " +
                               std::to_string(config_.max_request_tokens) + ": " + what + " has " +
                               std::to_string(size) + " tokens");
     }
   }
-  if (prompt_size > config_.max_request_tokens - templates_size) {
+  if (prompt.size > config_.max_request_tokens - templates.size) {
     throw RequestLimitError("max_request_tokens is " + std::to_string(config_.max_request_tokens) +
                             ": prompt_ids and templates have " +
-                            std::to_string(prompt_size + templates_size) + " tokens");
+                            std::to_string(prompt.size + templates.size) + " tokens");
   }
   const double rate = [this] {
     const std::scoped_lock guard(*rate_mutex_);
     return rate_->value();
   }();
   auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
-  request->context.append(templates, templates_size);
-  request->context.append(prompt, prompt_size);
-  request->templates_size = templates_size;
-  request->prompt_size = prompt_size;
+  request->context.append(templates.token_ids, templates.size);
+  request->context.append(prompt.token_ids, prompt.size);
+  request->templates_size = templates.size;
+  request->prompt_size = prompt.size;
   request->stores = std::move(seen);
   request->num_entered = entered;
   for (std::size_t i = 0; i < entered; ++i) {
@@ -243,9 +241,11 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   for (std::size_t i = 0; i < entered && weights == nullptr && config_.calibrated(); ++i) {
     weights = request->stores[i]->token_weights();
   }
-  const DrafterInputs inputs{
-      request->context,  prediction, prediction_size, request->stores, config_.lookahead,
-      acceptance_.get(), *budget_,   entered,         templates_size,  weights};
+  const DrafterInputs inputs{request->context,  prediction.token_ids,
+                             prediction.size,   request->stores,
+                             config_.lookahead, acceptance_.get(),
+                             *budget_,          entered,
+                             templates.size,    weights};
   request->drafter =
       std::visit([&](const auto& config) { return make_drafter(config, inputs); }, config_.drafter);
   return requests_->add(std::move(request));
@@ -502,102 +502,101 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   return {std::move(memory), all, std::move(offsets)};
 }
 
-// Counts a step that verified the first `drafted` tokens of the proposal.
-void Engine::count_step(Request& request, const Token* emitted, std::int64_t count,
-                        std::int32_t drafted) noexcept {
-  const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
+// Of a step that verified the first `drafted` tokens of the proposal.
+Engine::Outcome Engine::outcome_of_draft(const DraftColumns& draft, std::int32_t drafted,
+                                         TokenSpan emitted) noexcept {
+  Outcome outcome{drafted, draft.accepted(drafted, emitted.token_ids, emitted.size)};
   const auto of_prediction =
-      std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
-  DraftCounts& counts = request.counts;
-  counts.add(count, drafted, accepted.tokens);
-  const std::int64_t confirmed = accepted.by_source[index_of(Source::kPrediction)];
-  counts.accepted_prediction += confirmed;
-  counts.rejected_prediction += of_prediction - confirmed;
-  for (std::size_t i = 0; i < kNumSources; ++i) {
-    counts.accepted_by_source[i] += accepted.by_source[i];
-  }
+      std::count(draft.sources, draft.sources + drafted, Source::kPrediction);
+  outcome.rejected_prediction =
+      of_prediction - outcome.accepted.by_source[index_of(Source::kPrediction)];
+  return outcome;
 }
 
-// Counts a step that verified `drafted` tokens of the host's choice: the target accepted all that
-// it emitted but the last. Which of them the prediction expected is told by the last guess: of the
-// accepted tokens exactly, of the rejected ones by its likeliest path.
-void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
-                         std::int64_t count, std::int32_t drafted) noexcept {
-  const auto accepted = static_cast<std::int32_t>(std::min<std::int64_t>(drafted, count - 1));
-  DraftCounts& counts = request.counts;
-  counts.add(count, drafted, accepted);
-  const DraftColumns& tree = request.draft;
+// Of a step that verified `drafted` tokens of the host's choice: the target accepted all that it
+// emitted but the last. Which of them the prediction expected is read from the last guess: of the
+// accepted tokens exactly, of the rejected ones by its most probable path.
+Engine::Outcome Engine::outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
+                                         TokenSpan emitted, std::int32_t drafted) noexcept {
+  Outcome outcome;
+  outcome.drafted = drafted;
+  std::int32_t& accepted = outcome.accepted.tokens;
+  accepted = static_cast<std::int32_t>(std::min<std::int64_t>(drafted, emitted.size - 1));
   std::int32_t parent = -1;
   std::int32_t depth = 0;
   for (std::int32_t i = 0; i < guessed && depth < drafted; ++i) {
-    const bool follows = depth >= accepted || tree.token_ids[i] == emitted[depth];
-    if (tree.parents[i] != parent || !follows) continue;
-    const bool expected = tree.sources[i] == Source::kPrediction;
-    (depth < accepted ? counts.accepted_prediction : counts.rejected_prediction) +=
-        expected ? 1 : 0;
-    if (depth < accepted) ++counts.accepted_by_source[index_of(tree.sources[i])];
+    const bool follows = depth >= accepted || guess.token_ids[i] == emitted.token_ids[depth];
+    if (guess.parents[i] != parent || !follows) continue;
+    if (depth < accepted) {
+      ++outcome.accepted.by_source[index_of(guess.sources[i])];
+    } else if (guess.sources[i] == Source::kPrediction) {
+      ++outcome.rejected_prediction;
+    }
     parent = i;
     ++depth;
   }
+  return outcome;
 }
 
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   check_tokens(emitted, count, "emitted_ids");
   const RequestTable::Locked request = requests_->lock(id);
-  take(*request, id, {emitted, count, emitted, count, std::nullopt});
+  take(*request, id, {{emitted, count}, {emitted, count}});
 }
 
-void Engine::take(Request& request, RequestId id, const Step& step) {
-  const auto& [emitted, count, came, num_came, verified, most] = step;
-  check_room(request, id, count);
-  request.kept.reset();
-  const bool proposed = request.proposal.has_value();
-  Proposal proposal = request.proposal.value_or(Proposal());
-  proposal.drafted = std::min(proposal.drafted, most);
-  request.proposal.reset();
-  if (count > 0) request.context.prefetch_append(emitted[0]);
-  if (proposed) request.drafter->learn(came, num_came);
-  if (request.offers != nullptr && count == 0) {
-    request.offers->forget();
-  } else if (request.offers != nullptr) {
-    request.offers->learn(*kinds_, [&, tokens = emitted, num_tokens = count] {
-      return OfferState::Outcome{
-          request.draft.accepted(proposal.drafted, tokens, num_tokens).tokens, proposal.drafted,
-          request.drafter->accepted_without_offers()};
-    });
-  }
-
+std::int64_t Request::grow(TokenSpan emitted, std::optional<MemoryLimitError>& refused) {
   std::int64_t taken = 0;
-  std::optional<MemoryLimitError> refused;
   try {
-    while (taken < count) {
-      request.context.append(emitted[taken]);
+    while (taken < emitted.size) {
+      context.append(emitted.token_ids[taken]);
       ++taken;
-      request.drafter->advance();
+      drafter->advance();
     }
   } catch (const MemoryLimitError& error) {
     refused = error;
   }
   // The next guess reads these first.
-  if (const Match suffix = request.context.repeated_suffix(); suffix.length > 0) {
-    request.context.prefetch_ends(suffix.state);
+  if (const Match suffix = context.repeated_suffix(); suffix.length > 0) {
+    context.prefetch_ends(suffix.state);
   }
-  for (const auto& text : request.running) {
-    text->grow(request.text(), request.size(), request.prompt_size);
-  }
-  if (taken > 0 && !verified) count_step(request, emitted, taken, proposal.drafted);
-  if (taken > 0 && verified) count_ahead(request, proposal.guessed, emitted, taken, *verified);
-  // Without a proposal a step of the target emits one token: more are text that came from
-  // elsewhere, as a resumed request's, and tell nothing of the target's pace.
-  if (taken > 0 && (proposed || taken == 1)) {
-    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1));
-    request.rate.add(tokens, proposal.step_time);
-    request.paced += tokens;
-    request.time += proposal.step_time;
+  for (const auto& each : running) each->grow(text(), size(), prompt_size);
+  return taken;
+}
+
+void Engine::take(Request& request, RequestId id, const Step& step) {
+  check_room(request, id, step.emitted.size);
+  request.kept.reset();
+  const std::optional<Proposal> proposal = std::exchange(request.proposal, std::nullopt);
+  if (step.emitted.size > 0) request.context.prefetch_append(step.emitted.token_ids[0]);
+  if (proposal) request.drafter->learn(step.observed.token_ids, step.observed.size);
+  std::optional<MemoryLimitError> refused;
+  const TokenSpan emitted{step.emitted.token_ids, request.grow(step.emitted, refused)};
+  const std::int64_t taken = emitted.size;
+  const Proposal known = proposal.value_or(Proposal());
+  if (taken > 0) {
+    const Outcome outcome =
+        step.verified
+            ? outcome_of_guess(request.draft, known.guessed, emitted, *step.verified)
+            : outcome_of_draft(request.draft, std::min(known.drafted, step.most), emitted);
+    request.counts.add(taken, outcome.drafted, outcome.accepted);
+    request.counts.rejected_prediction += outcome.rejected_prediction;
+    if (request.offers != nullptr) {
+      request.offers->learn(*kinds_, {outcome.accepted.tokens, outcome.drafted,
+                                      request.drafter->accepted_without_offers()});
+    }
+    // Without a proposal a step of the target emits one token: more are text that came from
+    // elsewhere, as a resumed request's, and say nothing about the target's pace.
+    if (proposal || taken == 1) {
+      request.add_step(static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1)),
+                       known.step_time);
+    }
+  } else if (request.offers != nullptr) {
+    request.offers->forget();
   }
   if (refused) {
     throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
-                           " of " + std::to_string(count) + " observed tokens were taken");
+                           " of " + std::to_string(step.emitted.size) +
+                           " observed tokens were taken");
   }
 }
 
@@ -620,7 +619,7 @@ std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
     try {
       check_tokens(tokens, count, "emitted_ids");
       if (!request) RequestTable::throw_unknown(ids[row]);
-      Step step{tokens, count, tokens, count, std::nullopt};
+      Step step{{tokens, count}, {tokens, count}};
       complete(row, step);
       take(**request, ids[row], step);
     } catch (const std::exception&) {
@@ -684,8 +683,7 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
       take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Step& step) {
         step.verified = drafted == nullptr ? 0 : drafted[row];
         if (const auto all = several.find(ids[row]); all != several.end()) {
-          step.came = all->second.data();
-          step.num_came = static_cast<std::int64_t>(all->second.size());
+          step.observed = {all->second.data(), static_cast<std::int64_t>(all->second.size())};
         }
       });
   const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));

@@ -49,6 +49,18 @@ struct Request {
     return *offers;
   }
 
+  // Appends what the target emitted, has the drafter follow it and shows it to other requests.
+  // Returns how many tokens memory had room for; where it had none for all, the error is in
+  // `refused`.
+  std::int64_t grow(TokenSpan emitted, std::optional<MemoryLimitError>& refused);
+
+  // Counts a step in the rate.
+  void add_step(double tokens, double step_time) noexcept {
+    rate.add(tokens, step_time);
+    paced += tokens;
+    time += step_time;
+  }
+
   const CountedBytes counted;  // it and its draft
   SuffixAutomaton context;     // the templates, and then prompt and output
   SuffixAutomaton::Approach approach{};

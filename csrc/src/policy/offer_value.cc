@@ -7,11 +7,13 @@
 
 namespace fastdraft {
 
-void OfferState::learn(OfferKinds& all, std::uint32_t offered, float promised,
-                       const Outcome& outcome) noexcept {
+void OfferState::learn(OfferKinds& all, const Outcome& outcome) noexcept {
+  const std::uint32_t offered = std::exchange(given, 0);
+  const float promised = std::exchange(own, -1.0f);
+  if (promised < 0.0f) return;
   const auto accepted = static_cast<float>(outcome.accepted);
   const auto verified = static_cast<float>(outcome.drafted);
-  // With an offer there may be a use for tokens that would not have paid without.
+  // An offer can make engine tokens worth verifying that were not worth it alone.
   const float without =
       offered == 0 ? accepted : static_cast<float>(std::min(outcome.accepted_without, own_drafted));
   all.plain_steps().learn(promised, promised, {without, verified, 0.0f}, plain_steps);

@@ -27,7 +27,7 @@ struct OfferState {
     double spent = 0.0;
   };
 
-  // The tokens of a step: the accepted ones of the draft, how many that had, and how many would
+  // Tokens of a step: those of the draft that were accepted, all of the draft, and those that would
   // have been accepted of a draft without offers.
   struct Outcome {
     std::int32_t accepted;
@@ -35,16 +35,8 @@ struct OfferState {
     std::int32_t accepted_without;
   };
 
-  // Learns what the step brought, if somebody asked before whether offers pay. `outcome()` is
-  // called only then.
-  template <typename FindOutcome>
-  void learn(OfferKinds& all, FindOutcome outcome) noexcept {
-    const std::uint32_t offered = given;
-    const float promised = own;
-    given = 0;
-    own = -1.0f;
-    if (promised >= 0.0f) learn(all, offered, promised, outcome());
-  }
+  // Learns what the step brought, if somebody asked before whether offers pay.
+  void learn(OfferKinds& all, const Outcome& outcome) noexcept;
   // The step was given up.
   void forget() noexcept {
     given = 0;
@@ -58,10 +50,6 @@ struct OfferState {
   float own = -1.0f;
   std::int32_t own_drafted = 0;
   std::uint32_t given = 0;
-
- private:
-  void learn(OfferKinds& all, std::uint32_t offered, float promised,
-             const Outcome& outcome) noexcept;
 };
 
 // Adds up, row by row of a batch, what offers of a kind would bring to its next step and take.

@@ -179,7 +179,7 @@ void check_ways(const std::shared_ptr<Datastore>& store, Token largest, std::int
     check_text(*each, largest);
     const Stores stores = {each};
     Engine engine(config);
-    const auto request = engine.add_request(text.data(), 30, nullptr, 0, &stores);
+    const auto request = engine.add_request({{text.data(), 30}, {}, {}, stores});
     for (int step = 30; step < 40; ++step) {
       const DraftBatch drafts = engine.propose_batch(&request, 1, {});
       // Its own text may hold tokens that the store does not.

@@ -68,7 +68,7 @@ void draft_from(const std::shared_ptr<const NgramTable>& table, std::optional<st
   config.drafter = CalibratedConfig{tree, table};
   Engine engine(config);
   const auto text = testing::random_text(40, 5, 3);
-  const RequestId request = engine.add_request(text.data(), 30, nullptr, 0);
+  const RequestId request = engine.add_request({{text.data(), 30}});
   for (int step = 30; step < 40; ++step) {
     const DraftBatch drafts = engine.propose_batch(&request, 1, {});
     for (std::int64_t i = 0; i < drafts.offsets.back(); ++i) check(drafts.columns.token_ids[i]);

@@ -21,7 +21,7 @@ FASTDRAFT_FUZZ(Offers, 300) {
   if (data[0] % 2 == 1) config.drafter = CalibratedConfig{12};
   Engine engine(config);
   const testing::Tokens prompt = {1, 2, 3, 1, 2};
-  const RequestId id = engine.add_request(prompt.data(), 5, nullptr, 0);
+  const RequestId id = engine.add_request({{prompt.data(), 5}});
   std::size_t at = 1;
   const auto next = [&]() -> int { return at < size ? data[at++] : 0; };
   while (at < size) {
