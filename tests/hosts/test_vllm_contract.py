@@ -382,7 +382,7 @@ def test_propose_gets_rows_and_counts_behind_the_texts(newer: Path) -> None:
     assert "self.req_states.total_len.gpu" in update
     batch = body(module(newer, f"{GPU}/input_batch.py"), "InputBatch")
     names = fields(batch)
-    assert {"num_reqs", "idx_mapping", "idx_mapping_np", "num_draft_tokens_per_req"} <= names
+    assert {"num_reqs", "idx_mapping", "idx_mapping_np", "cu_num_logits"} <= names
 
 
 def test_heads_draft_before_lookups_join_them(newer: Path) -> None:

@@ -98,7 +98,7 @@ class Run:
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.speculator = getattr(self.runner, "speculator", None)
         self.is_v2 = engine.startswith("V2")
-        self.kept = None if engine in BESIDE else self._kept()
+        self.kept = None if "beside" in engine else self._kept()
 
     def _kept(self) -> Any:
         """The requests at fastdraft's engine."""
@@ -165,7 +165,7 @@ def start(engine: str, model: str) -> Any:
             "block_size": 32,
             "num_gpu_blocks_override": 12 if engine.startswith("V2") else 9,
         }
-    elif engine in BESIDE:
+    elif "beside" in engine:
         folder, kind = Path(tempfile.mkdtemp(prefix="head-")), engine.rpartition(" ")[2]
         speculative["head"] = {"method": kind}
         if kind == "mtp":
@@ -178,7 +178,7 @@ def start(engine: str, model: str) -> Any:
     # The same drafts however fast steps are.
     if engine.startswith("V1"):
         speculative["token_cost"] = 0.02
-    elif engine not in ("V2 lengths", *BESIDE):
+    elif engine != "V2 lengths" and "beside" not in engine:
         speculative["num_speculative_tokens_per_batch_size"] = [(1, 4, LOOKAHEAD)]
     if not engine.startswith("V2"):
         from vllm.config import ReasoningConfig
@@ -186,6 +186,9 @@ def start(engine: str, model: str) -> Any:
         options["reasoning_config"] = ReasoningConfig(**THINKING)
     if "asynchronous" in engine:
         overlap_steps()
+    if "adaptive" in engine:
+        allow_adaptive_verification()
+        speculative["num_speculative_tokens_per_batch_size"] = None
     if engine != "plain":
         options["per_request_spec_decode_metrics"] = "summary"
         options["speculative_config"] = speculative
@@ -215,6 +218,25 @@ def overlap_steps() -> None:
         vllm_config.scheduler_config.async_scheduling = True
 
     CpuPlatform.check_and_update_config = classmethod(check_and_overlap)  # type: ignore[assignment]
+
+
+def allow_adaptive_verification() -> None:
+    """Has vLLM verify adaptively on a CPU, where it has no graphs for steps of unequal rows."""
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+
+    VllmConfig._validate_adaptive_verification = lambda _: None  # type: ignore[method-assign]
+    adaptive_verification.get_varlen_cudagraph_unsupported_backend = lambda *_, **__: None
+    model_runner.resolve_adaptive_cudagraph_mode = lambda mode, **_: mode
+    create = adaptive_verification.AdaptiveVerificationManager.__init__
+
+    def create_priced(manager: Any, *args: Any, **options: Any) -> None:
+        create(manager, *args, **options)
+        # There are no graphs to be timed either.
+        manager.set_cost_curves([(1, 0.0)], [(n, 1 + 0.02 * n) for n in range(1, 65)])
+
+    adaptive_verification.AdaptiveVerificationManager.__init__ = create_priced  # type: ignore[method-assign]
 
 
 def tokens_of(output: Any) -> list[int]:
@@ -870,6 +892,40 @@ def beside_a_head_the_target_says_the_same(run: Run, plain: Plain) -> None:
         pytest.raises(InvalidValueError, match="draft_sample_method must be 'greedy'"),
     ):
         ours._join(run.speculator)
+
+
+@on("V2 adaptive", "V2 adaptive beside draft_model")
+def rows_differ_in_the_length_of_their_drafts(run: Run, plain: Plain) -> None:
+    """vLLM's own manager chooses among fastdraft's drafts, alone and beside a head."""
+    from fastdraft.serving.vllm.lookup import LateRequests
+
+    manager, read, found = run.runner.adaptive_verification, LateRequests.read, []
+    assert run.speculator.enable_adaptive_verification
+    assert run.core.scheduler.dynamic_sd_lookup is None
+    lengths, admitted = [], 0
+    reallocate = manager.reallocate_drafts
+
+    def record(ids: Any, *args: Any) -> Any:
+        nonlocal admitted
+        made = reallocate(ids, *args)
+        lengths.append((made[0].diff() - 1).tolist())
+        admitted += made[2]
+        return made
+
+    def read_and_record(late: Any, *args: Any) -> Any:
+        found.append(late)
+        return read(late, *args)
+
+    manager.reallocate_drafts = record
+    with mock.patch.object(LateRequests, "read", read_and_record):
+        for _ in range(2):
+            assert_all_same(plain["alone"], run.tokens(PROMPTS))
+    # A draft model is as sure of each row.
+    assert run.kept is None or any(len({*step}) > 1 for step in lengths), lengths
+    assert any(0 < sum(step) < LOOKAHEAD * len(step) for step in lengths), lengths
+    # What was drafted but not verified is not counted, and teaches nothing.
+    stats = found[-1].stats
+    assert 0 < stats.accepted <= stats.drafted <= admitted, (stats, admitted)
 
 
 # --- What is checked of further engines, and at last ---

@@ -316,11 +316,6 @@ def test_what_cannot_be_honoured_ends_the_start(
         (v1, {"by_batch_size": [(1, 4, 8)]}, "per_batch_size must be left out: .* got .*1, 4, 8"),
         (
             V2Host,
-            {"adaptive": True, "adapters": 1},
-            "enable_adaptive_verification must be left out",
-        ),
-        (
-            V2Host,
             {"token_cost": 0.1},
             "token_cost must be left out with Model Runner V2, .* got 0.1",
         ),

@@ -149,7 +149,6 @@ def test_lengths_are_given_where_the_user_named_none() -> None:
         {"model": "ngram_gpu"},
         {"replicas": 2},
         {"executor": "external_launcher"},
-        {"adaptive": True},
         {"by_batch_size": [(1, 4, 6)]},
         {"method": "ngram"},
     ],

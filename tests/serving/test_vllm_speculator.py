@@ -307,11 +307,13 @@ def test_trees_are_never_written_while_they_are_read() -> None:
 def test_ends_are_copied() -> None:
     ends = Ends(torch.device("cpu"), 3, 2)
     values = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
-    copies = [ends.send(values) for _ in range(COPIES + 1)]
+    bounds = torch.tensor([0, 1, 4], dtype=torch.int32)
+    copies = [ends.send(values, bounds) for _ in range(COPIES + 1)]
     assert copies[-1] is None
     assert copies[0] is not None
     values.zero_()
     ends.protect()
-    assert copies[0].wait().tolist() == [[1, 2], [3, 4]]
+    copied, begins = copies[0].wait()
+    assert copied.tolist() == [[1, 2], [3, 4]] and begins.tolist() == [0, 1, 4]
     copies[0].free()
-    assert ends.send(values) is not None
+    assert ends.send(values, bounds) is not None

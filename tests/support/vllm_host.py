@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -85,8 +86,17 @@ def config(
     graphs: Any = None,
     **settings: Any,
 ) -> Any:
-    """rows: The most requests that run at once; length: the longest text; settings: fastdraft's."""
+    """rows: The most requests that run at once; length: the longest text; adaptive: whether vLLM
+    allows for adaptive verification; settings: fastdraft's."""
+
+    def validate() -> None:
+        if not adaptive:
+            raise ValueError("Adaptive verification requires full CUDA graphs")
+
     return SimpleNamespace(
+        _validate_adaptive_verification=validate,
+        _validate_batch_sharded_sampling=lambda: None,
+        _verify_sampling_replay_config=lambda: None,
         compilation_config=graphs,
         lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
         additional_config={"fastdraft": settings},
@@ -96,6 +106,7 @@ def config(
             get_vocab_size=lambda: VOCABULARY,
             is_hybrid=hybrid,
             is_attention_free=attention_free,
+            is_moe=False,
             architecture="LittleForCausalLM",
             model="model",
             tokenizer="model",
@@ -104,7 +115,7 @@ def config(
         speculative_config=SimpleNamespace(
             num_speculative_tokens=lookahead,
             num_speculative_tokens_per_batch_size=by_batch_size,
-            enable_adaptive_verification=adaptive,
+            enable_adaptive_verification=False,
         ),
         device_config=SimpleNamespace(device_type="cpu"),
         parallel_config=SimpleNamespace(
@@ -387,7 +398,14 @@ class V2Host(Host):
         self.waiting: list[str] = []
         self.steps = 0
         self._preempted: set[str] = set()
+        self.req_states = self
+        self.rejection_sampler = SimpleNamespace()
+        slots = torch.zeros(rows, 8)
+        self.adaptive_verification = SimpleNamespace(
+            _confidence_probs=slots, _stale_confidences=[SimpleNamespace(np=slots.numpy())]
+        )
         self.speculator.attach(self)
+        self.initialize_kv_cache()
 
     @property
     def kept(self) -> LateRequests:
@@ -400,6 +418,9 @@ class V2Host(Host):
         return self.speculator.faults
 
     # What vLLM's runner has.
+
+    def initialize_kv_cache(self) -> None:
+        pass
 
     def add_requests(self, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
@@ -500,7 +521,10 @@ class V2Host(Host):
             idx_mapping=places,
             idx_mapping_np=places.numpy(),
             req_ids=names,
-            num_draft_tokens_per_req=np.array([len(self.drafts.get(name, [])) for name in names]),
+            cu_num_logits=torch.tensor(
+                [0, *itertools.accumulate(1 + len(self.drafts.get(name, [])) for name in names)],
+                dtype=torch.int32,
+            ),
         )
         sampled = torch.tensor([emitted[name] for name in names], dtype=torch.int32)
         nothing: Any = None

@@ -18,6 +18,7 @@ from fastdraft.serving.vllm.proposer import FastdraftProposer
 from fastdraft.serving.vllm.requests import SALT, Salt
 from fastdraft.serving.vllm.sampling import mend_sampling
 from fastdraft.serving.vllm.settings import Settings
+from fastdraft.serving.vllm.verification import agree, create
 
 __all__ = ["HOOKS"]
 
@@ -106,6 +107,8 @@ _V1: Final[Hooks] = {
 _V2: Final[Hooks] = {
     "vllm.v1.worker.gpu.model_runner:GPUModelRunner.__init__": _introduce_v2_runner,
     "vllm.v1.worker.gpu.model_runner:init_speculator": _choose_speculator,
+    "vllm.v1.worker.gpu.model_runner:maybe_create_adaptive_verification_manager": create,
+    "vllm.v1.engine.core:EngineCore._initialize_kv_caches": agree,
     "vllm.v1.core.sched.scheduler:Scheduler.__init__": _introduce_scheduler,
     "vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_data_parallel": _check_start,
 }

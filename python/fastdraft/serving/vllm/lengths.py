@@ -20,6 +20,7 @@ from fastdraft.faults import Faults
 from fastdraft.serving.request_options import UNLIMITED
 from fastdraft.serving.vllm.method import drafts_on_v2, has_head
 from fastdraft.serving.vllm.step_times import captured_sizes
+from fastdraft.serving.vllm.verification import is_adaptive
 from fastdraft.step_latency import StepLatency
 
 __all__ = ["DraftLengths", "DraftSchedule", "follow_batches", "give_lengths"]
@@ -120,9 +121,9 @@ def give_lengths(vllm_config: Any) -> None:
     """Gives a `VllmConfig` lengths of drafts to choose among, before it chooses the sizes of its
     graphs.
 
-    Does nothing if the user named some, without the V2 speculator, beside a head, with adaptive
-    verification, whose drafts differ in length, with data parallelism, where vLLM cannot change the
-    length, and with ranks that schedule for themselves, whose clocks differ.
+    They are for where rows cannot differ in length: see `verification`. Does nothing if the user
+    named some, without the V2 speculator, beside a head, with data parallelism, where vLLM cannot
+    change the length, and with ranks that schedule for themselves, whose clocks differ.
 
     Raises:
         InvalidValueError: vLLM takes Model Runner V1 after all.
@@ -132,7 +133,6 @@ def give_lengths(vllm_config: Any) -> None:
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if (
         speculative.num_speculative_tokens_per_batch_size is not None
-        or getattr(speculative, "enable_adaptive_verification", False)
         or parallel.data_parallel_size > 1
         or parallel.distributed_executor_backend == "external_launcher"
     ):
@@ -151,6 +151,9 @@ def follow_batches(scheduler: Any) -> None:
     speculative = getattr(config, "speculative_config", None)
     schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
     if not isinstance(schedule, DraftSchedule):
+        return
+    if is_adaptive(config):
+        scheduler.dynamic_sd_lookup = None  # the longest, which the worker shortens
         return
     allowed = {length for *_, length in schedule}
     sizes, _ = captured_sizes(config)

@@ -85,7 +85,6 @@ class LateRequests(VllmRequests[VllmText]):
         copy: EndsCopy,
         places: NDArray[np.int64],
         numbers: NDArray[np.int64],
-        verified: NDArray[np.int64],
         longest: NDArray[np.int64],
     ) -> Report:
         """What a step emitted, when it is on the host. Waits for the device.
@@ -96,12 +95,14 @@ class LateRequests(VllmRequests[VllmText]):
         Args:
             copy: The ends of the texts; given back.
             places, numbers: (rows,), where they are, and the background drafter's numbers.
-            verified: (rows,), how many draft tokens of each the step verified, padding included.
             longest: (rows,), the tokens at which the texts end. vLLM cuts off what the step has
                 emitted beyond them, and so does this.
         """
         try:
-            ends = copy.wait()
+            ends, bounds = copy.wait()
+            # The last of a row's logits are for the token behind its draft. Some of what was
+            # drafted may not be verified, and padding may be.
+            verified = np.diff(bounds).astype(np.int64) - 1
             emitted, lengths, drafted = ends[:, :3].astype(np.int64).T
             beside = 0 if self._head is None else self._head.width
             drafts, last = np.split(ends[:, 3:], [beside], axis=1)

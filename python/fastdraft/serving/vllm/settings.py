@@ -25,6 +25,8 @@ class Settings(MemorySettings):
     token_cost: float | None = None
     """What a further token in a forward costs, as a fraction of a forward over one token; None
     measures the steps. For Model Runner V1: V2 verifies as many tokens for each row."""
+    enable_adaptive_verification: bool = True
+    """Whether Model Runner V2 gives each row a draft of its own length, where vLLM allows it."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
@@ -74,7 +76,6 @@ class Settings(MemorySettings):
         model = vllm_config.model_config
         stages = parallel.pipeline_parallel_size
         lengths = speculative.num_speculative_tokens_per_batch_size
-        adaptive = getattr(speculative, "enable_adaptive_verification", False)
         together = parallel.distributed_executor_backend == "external_launcher"
         for refused, what, got in (
             # V1 schedules a request's next step before it has the token of this one.
@@ -113,12 +114,6 @@ class Settings(MemorySettings):
                 "token_cost must be left out with Model Runner V2, where vLLM verifies as many "
                 "tokens for each row",
                 self.token_cost,
-            ),
-            (
-                v2 and adaptive and vllm_config.lora_config is not None,
-                "enable_adaptive_verification must be left out with LoRA adapters, since vLLM "
-                "cannot verify drafts of varying length with them",
-                adaptive,
             ),
         ):
             if refused:

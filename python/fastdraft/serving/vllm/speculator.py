@@ -29,6 +29,7 @@ from fastdraft.serving.vllm.method import has_head
 from fastdraft.serving.vllm.requests import Request, is_first_rank
 from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.transfers import Ends, TreeBuffers
+from fastdraft.serving.vllm.verification import adapt
 
 __all__ = ["FastdraftSpeculator"]
 
@@ -79,9 +80,7 @@ class FastdraftSpeculator:
             beside_head=self._head is not None,
         )
         self.draft_token_confidence_probs = self._aligner.output.probabilities
-        self.enable_adaptive_verification = bool(
-            getattr(speculative, "enable_adaptive_verification", False)
-        )
+        self.enable_adaptive_verification = False  # before vLLM has decided
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
         # On the host; row 0: numbers of requests, row 1: their longest drafts.
@@ -92,11 +91,13 @@ class FastdraftSpeculator:
         # The drafter's number of each request id.
         self._numbers: dict[str, int] = {}
         self._faults = Faults(_logger)
+        self._announced = False
         self.late: LateRequests | None = None
         self.drafter: BackgroundDrafter | None = None
         if is_first_rank():
             more = 0 if self._head is None else lookahead + 2 * BINS
             self._trees = TreeBuffers(device, places, _NODES, more)
+            self._bounds = torch.zeros(places + 1, dtype=torch.int32, device=device)
             self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
             # What two steps may emit, and the draft after them.
             depth = 3 * (lookahead + 1)
@@ -146,10 +147,9 @@ class FastdraftSpeculator:
             AttributeError: It lacks what is needed.
             InvalidValueError: There is to be a draft head, and its speculator is none.
         """
-        beside = ""
         if self._head is not None:
             self._join(runner.speculator)
-            beside = f" beside vLLM's {type(runner.speculator).__name__}"
+        adapt(runner, functools.partial(self._announce, runner))
         if self.drafter is None:
             return
         assert self.late is not None
@@ -169,11 +169,6 @@ class FastdraftSpeculator:
             finish(scheduler_output)
 
         runner.add_requests, runner.finish_requests = add_requests, finish_requests
-        asynchronous = getattr(runner.vllm_config.scheduler_config, "async_scheduling", False)
-        self.late.announce(
-            f"Model Runner V2, asynchronous scheduling {'on' if asynchronous else 'off'}, drafts "
-            f"of up to {self._lookahead} tokens{beside}"
-        )
         shutdown = getattr(runner, "shutdown", None)
         if shutdown is not None:
 
@@ -183,6 +178,20 @@ class FastdraftSpeculator:
                 shutdown()
 
             runner.shutdown = shut_down
+
+    def _announce(self, runner: Any, reason: str) -> None:
+        """vLLM has decided how drafts are verified; why not row by row, or ""."""
+        self.enable_adaptive_verification = not reason
+        if self.late is None or self._announced:
+            return
+        self._announced = True  # vLLM may make its cache twice
+        asynchronous = getattr(runner.vllm_config.scheduler_config, "async_scheduling", False)
+        beside = "" if self._head is None else f" beside vLLM's {type(runner.speculator).__name__}"
+        lengths = f"of one length for all rows ({reason})" if reason else "each row its own length"
+        self.late.announce(
+            f"Model Runner V2, asynchronous scheduling {'on' if asynchronous else 'off'}, drafts "
+            f"of up to {self._lookahead} tokens{beside}, {lengths}"
+        )
 
     def propose(
         self,
@@ -212,7 +221,7 @@ class FastdraftSpeculator:
 
         Args:
             input_batch: The rows: `num_reqs`, `idx_mapping` from rows to places, on the device and
-                as an array, and how many draft tokens of each were verified.
+                as an array, and in `cu_num_logits` where the logits of each begin.
             num_sampled: integer (rows,), the tokens that each row has just emitted.
             dummy_run: Whether there are no requests.
             head_ids: integer (rows, num_speculative_tokens), the drafts of a head, of which each
@@ -248,12 +257,9 @@ class FastdraftSpeculator:
                 "draft_sample_method must be 'greedy' beside fastdraft: vLLM verifies drawn tokens "
                 "by the head's probabilities, which looked-up ones have not; got 'probabilistic'"
             )
-        if self.enable_adaptive_verification:
-            raise InvalidValueError(
-                "enable_adaptive_verification must be left out with a head beside fastdraft, whose "
-                "probabilities are not comparable to the head's; got True"
-            )
         propose = speculator.propose
+        # Where vLLM asks for the head's. `HeadRecord` knows how often a head is right too.
+        speculator.draft_token_confidence_probs = self.draft_token_confidence_probs
 
         @functools.wraps(propose)
         def propose_both(*args: Any, **options: Any) -> Tensor:
@@ -277,15 +283,14 @@ class FastdraftSpeculator:
             )
         finally:
             self._trees.release()
-        copy = self._ends.send(aligned.ends)
+        # vLLM's own memory may be written before the copy is made.
+        bounds = self._bounds[: rows + 1].copy_(input_batch.cu_num_logits[: rows + 1])
+        copy = self._ends.send(aligned.ends, bounds)
         if copy is not None:
             assert self.late is not None and self.drafter is not None
             places = input_batch.idx_mapping_np[:rows].astype(np.int64)
             numbers = self._column_values[0, places].astype(np.int64)
-            # The scheduler may have left out some of what was drafted, or all.
-            verified = input_batch.num_draft_tokens_per_req
-            verified = np.zeros(rows, np.int64) if verified is None else verified[:rows].copy()
-            of_rows = (places, numbers, verified, self._longest[places])
+            of_rows = (places, numbers, self._longest[places])
             self.drafter.expect(functools.partial(self.late.read, copy, *of_rows))
 
     def _send(self) -> None:

@@ -27,24 +27,27 @@ bytes a row and token of the longest draft each."""
 class EndsCopy:
     """The ends of one step's texts on the host, once they are there."""
 
-    def __init__(self, tensor: Tensor, event: Any, home: SimpleQueue[EndsCopy]) -> None:
-        self._tensor = tensor
-        self._array: NDArray[np.int32] = tensor.numpy()
+    def __init__(
+        self, ends: Tensor, bounds: Tensor, event: Any, home: SimpleQueue[EndsCopy]
+    ) -> None:
+        self._ends, self._bounds = ends, bounds
         self._event = event
         self._home = home
         self._rows = 0
 
-    def start(self, ends: Tensor) -> Any:
+    def start(self, ends: Tensor, bounds: Tensor) -> Any:
         """Begins to copy on the current stream; gives the event that ends the copy."""
         self._rows = len(ends)
-        self._tensor[: self._rows].copy_(ends, non_blocking=True)
+        self._ends[: self._rows].copy_(ends, non_blocking=True)
+        self._bounds[: self._rows + 1].copy_(bounds, non_blocking=True)
         self._event.record()
         return self._event
 
-    def wait(self) -> NDArray[np.int32]:
-        """The ends, (rows, width), until `free`. Waits for the device, on the calling thread."""
+    def wait(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The ends, (rows, width), and where each row's logits began, (rows + 1,), until `free`.
+        Waits for the device, on the calling thread."""
         self._event.synchronize()
-        return self._array[: self._rows]
+        return self._ends[: self._rows].numpy(), self._bounds[: self._rows + 1].numpy()
 
     def free(self) -> None:
         """Gives the memory back."""
@@ -60,19 +63,21 @@ class Ends:
         self._stream = self._streams.Stream(device)
         self._last = _event(device)
         self._free: SimpleQueue[EndsCopy] = SimpleQueue()
+        pinned: dict[str, Any] = {"dtype": torch.int32, "pin_memory": device.type == "cuda"}
         for _ in range(COPIES):
-            tensor = torch.empty(rows, width, dtype=torch.int32, pin_memory=device.type == "cuda")
-            self._free.put(EndsCopy(tensor, _event(device), self._free))
+            memory = torch.empty(rows, width, **pinned), torch.empty(rows + 1, **pinned)
+            self._free.put(EndsCopy(*memory, _event(device), self._free))
 
-    def send(self, ends: Tensor) -> EndsCopy | None:
-        """Starts to copy ends that the current stream writes; None if all copies are in use."""
+    def send(self, ends: Tensor, bounds: Tensor) -> EndsCopy | None:
+        """Starts to copy ends, and where each row's logits begin, which the current stream writes;
+        None if all copies are in use."""
         try:
             copy = self._free.get_nowait()
         except Empty:
             return None
         self._stream.wait_stream(self._streams.current_stream(ends.device))
         with self._streams.stream(self._stream):
-            self._last = copy.start(ends)
+            self._last = copy.start(ends, bounds)
         return copy
 
     def protect(self) -> None:
