@@ -468,3 +468,15 @@ def test_what_to_expect_is_what_was_replayed() -> None:
         found = run["families"][family]
         per_step, share = found["emitted"] / found["steps"], found["accepted"] / found["drafted"]
         assert row_of(page, beginning) == [f"{per_step:.1f}", f"{100 * share:.0f} %"]
+
+
+def test_lengths_of_rows() -> None:
+    """The engine's page of drafts that come late."""
+    ways = ("one length", "adaptive", "engine", "adaptive, as vLLM prices it")
+    runs = results("row_lengths")["runs"]
+    page = ROOT / "docs" / "explanation" / "drafting-ahead.md"
+    rows = [row for row in rows_of(page) if len(row) == 6 and row[1].isdigit()]
+    assert len(rows) == len(runs) == 9
+    for row, run in zip(rows, runs, strict=True):
+        told = [f"{run[way]['speed']:.2f}" for way in ways]
+        assert row[1:] == [str(run["rows"]), *(told if row[5] else [*told[:3], ""])]

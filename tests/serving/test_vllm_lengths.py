@@ -87,17 +87,43 @@ def test_drafts_begin_when_they_pay_again() -> None:
         assert (np.mean(late[200:]) > 6) == (chance == 1.0)
 
 
-@given(st.integers(1, 64), st.integers(1, 600))
-def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int) -> None:
+@given(st.integers(1, 64), st.integers(1, 600), st.booleans())
+def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int, always: bool) -> None:
     """As vLLM reads it: ranges that follow one another from 1 on, the last one to the most rows."""
-    schedule = DraftSchedule(longest, rows)
+    schedule = DraftSchedule(longest, rows, always=always)
     begins, ends, lengths = zip(*schedule, strict=True)
     assert begins == (1, *(end + 1 for end in ends[:-1]))
     assert ends[-1] == rows
     assert all(begin <= end for begin, end, _ in schedule)
     assert lengths[0] == longest
     assert list(lengths) == sorted(set(lengths), reverse=True)
-    assert rows == 1 or lengths[-1] == 0
+    assert rows == 1 or lengths[-1] == always
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_each_step_of_a_model_with_recurrent_layers_has_drafts(
+    good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is learned of them, of prompts, of new requests and of steps that nobody timed."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
+    made = vllm_config(hybrid=True, lookahead=6, rows=4)
+    give_lengths(made)
+    named = made.speculative_config.num_speculative_tokens_per_batch_size
+    assert [length for *_, length in named] == [6, 3, 1]
+    scheduler = Scheduler(named, hybrid=True)
+    follow_batches(scheduler)
+    chosen = []
+    for step in range(400):
+        rows = "abcd"[: 1 + step % 4] if step % 50 else "xyz"
+        length = scheduler.dynamic_sd_lookup[len(rows)]
+        clock.now += 0.01 + 0.001 * len(rows) * (1 + length)
+        right = length if good else 0
+        drafts = dict.fromkeys(rows, length)
+        a_step(scheduler, drafts, dict.fromkeys(rows, right), prompt=20 * (step % 7 == 0))
+        chosen.append(length)
+    assert set(chosen) <= {1, 3, 6} and min(chosen) == 1
+    assert (np.mean(chosen[200:]) > 4) == good
 
 
 def test_longer_drafts_are_named_for_fewer_rows() -> None:

@@ -4,6 +4,7 @@ to cost."""
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm import verification
 from fastdraft.serving.vllm.lengths import DraftSchedule, follow_batches
+from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.verification import adapt, agree, create, is_adaptive
 from vllm_host import V2Host, config
 
@@ -100,6 +103,10 @@ def test_vllm_is_asked_in_the_worker() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        (
+            lambda made: setattr(made.vllm_config.model_config, "is_hybrid", True),
+            "recurrent layers needs a draft",
+        ),
         (lambda made: setattr(made, "refusal", "the backend allows none"), "the backend allows"),
         (
             lambda made: vars(made).update(vllm_config=config(adaptive=False)),
@@ -128,6 +135,18 @@ def test_a_refusal_leaves_one_length_for_all_rows(change: Any, reason: str) -> N
     made.initialize_kv_cache()
     assert reason in said[0]
     assert flags(made) == {False}
+
+
+@pytest.mark.parametrize("v2", [True, False])
+def test_recurrent_layers_are_tried_on_a_gpu_alone(v2: bool) -> None:
+    made = config(hybrid=True, unproven_recurrent=True)
+    made.device_config.device_type = "cuda"
+    settings = Settings.of(made)
+    with nullcontext() if v2 else pytest.raises(InvalidValueError, match="recurrent"):
+        settings.check(made, v2=v2)
+    made.speculative_config.num_speculative_tokens_per_batch_size = [(1, 2, 4), (3, 8, 0)]
+    with pytest.raises(InvalidValueError, match="recurrent"):
+        settings.check(made, v2=v2)
 
 
 def test_lengths_that_fastdraft_gave_stand_in_nobodys_way() -> None:

@@ -37,14 +37,17 @@ _PROBES: Final = 32, 1024
 
 
 class DraftLengths:
-    """Chooses the length of the drafts of each step, 0 or one of `lengths`.
+    """Chooses the length of the drafts of each step, one of `lengths`, or 0 unless `always`.
 
     A scheduler sees no drafts, and may run in another process than the engine. So all that can be
     learned is how many tokens are accepted, by their depth.
     """
 
-    def __init__(self, lengths: Iterable[int], latency: StepLatency) -> None:
+    def __init__(
+        self, lengths: Iterable[int], latency: StepLatency, *, always: bool = False
+    ) -> None:
         self._lengths = np.array(sorted({0, *lengths}))
+        self._least = int(self._lengths[1]) if always else 0
         self._latency = latency
         self._acceptance = DepthAcceptance(self._lengths[-1], half_life=_HALF_LIFE)
         self._probes = BackOff(*_PROBES)
@@ -52,7 +55,7 @@ class DraftLengths:
     def choose(self, rows: int) -> int:
         """The number of draft tokens for each row of the next step. Ask once a step. O(longest)."""
         if self._latency.wants_plain_step(rows):
-            return 0
+            return self._least
         widest = int(self._lengths[-1]) + 1
         seconds = self._latency.seconds_by_tokens(rows, widest, hopeful=True)
         speeds = (
@@ -62,7 +65,7 @@ class DraftLengths:
         best = int(np.argmax(speeds))
         pays = bool(speeds[best] > _MARGIN * speeds[0])
         chosen = best if pays else 1
-        return int(self._lengths[chosen]) if self._probes.asks(pays) else 0
+        return int(self._lengths[chosen]) if self._probes.asks(pays) else self._least
 
     def observe(
         self,
@@ -104,13 +107,14 @@ class DraftSchedule(list[tuple[int, int, int]]):
     Args:
         longest: The longest draft.
         rows: The most rows of a step. Each length needs a number of rows of its own.
+        always: Whether each step has drafts.
     """
 
-    def __init__(self, longest: int, rows: int) -> None:
-        # Each is half of the one before it, and the last one 0.
-        lengths = [longest >> halvings for halvings in range(longest.bit_length() + 1)]
+    def __init__(self, longest: int, rows: int, *, always: bool = False) -> None:
+        # Each is half of the one before it, and the last one 0, or 1.
+        lengths = [longest >> halvings for halvings in range(longest.bit_length() + 1 - always)]
         if len(lengths) > rows:
-            lengths = [*lengths[: rows - 1], 0] if rows > 1 else [longest]
+            lengths = [*lengths[: rows - 1], lengths[-1]] if rows > 1 else [longest]
         # As many rows as have a graph: where drafts are half as long, twice as many.
         ends = [max(i, (rows - 1) >> (len(lengths) - 1 - i)) for i in range(1, len(lengths))]
         begins = [1, *(end + 1 for end in ends)]
@@ -138,7 +142,9 @@ def give_lengths(vllm_config: Any) -> None:
     ):
         return
     speculative.num_speculative_tokens_per_batch_size = DraftSchedule(
-        int(speculative.num_speculative_tokens), int(vllm_config.scheduler_config.max_num_seqs)
+        int(speculative.num_speculative_tokens),
+        int(vllm_config.scheduler_config.max_num_seqs),
+        always=bool(vllm_config.model_config.is_hybrid),
     )
 
 
@@ -158,7 +164,8 @@ def follow_batches(scheduler: Any) -> None:
     allowed = {length for *_, length in schedule}
     sizes, _ = captured_sizes(config)
     latency = StepLatency(config.device_config.device_type, sizes)
-    followed = _Followed(DraftLengths(allowed, latency), scheduler)
+    always = bool(config.model_config.is_hybrid)
+    followed = _Followed(DraftLengths(allowed, latency, always=always), scheduler)
     update, faults = scheduler.update_from_output, Faults(_logger)
 
     @functools.wraps(update)

@@ -27,6 +27,9 @@ class Settings(MemorySettings):
     measures the steps. For Model Runner V1: V2 verifies as many tokens for each row."""
     enable_adaptive_verification: bool = True
     """Whether Model Runner V2 gives each row a draft of its own length, where vLLM allows it."""
+    unproven_recurrent: bool = False
+    """Whether to draft for a model with recurrent layers too, with Model Runner V2 on a GPU. No GPU
+    has shown yet that the text is that without drafts."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
@@ -76,6 +79,7 @@ class Settings(MemorySettings):
         model = vllm_config.model_config
         stages = parallel.pipeline_parallel_size
         lengths = speculative.num_speculative_tokens_per_batch_size
+        on_gpu = vllm_config.device_config.device_type != "cpu"
         together = parallel.distributed_executor_backend == "external_launcher"
         for refused, what, got in (
             # V1 schedules a request's next step before it has the token of this one.
@@ -89,12 +93,20 @@ class Settings(MemorySettings):
             # Whether vLLM restores a layer's state after a rejected draft token depends on its
             # version, the kind of layer and the device.
             (
-                model.is_hybrid or model.is_attention_free,
+                model.is_attention_free
+                or (model.is_hybrid and not (v2 and on_gpu and self.unproven_recurrent)),
                 "the model must have a key-value cache alone: on a CPU vLLM leaves rejected draft "
                 "tokens in recurrent or convolutional state, and on a GPU drafts of such models "
-                "are not tested; leave speculative_config out, or use the model's own draft heads "
-                "(method 'mtp')",
+                "are not tested; leave speculative_config out, use the model's own draft heads "
+                "(method 'mtp'), or try unproven_recurrent on a GPU with Model Runner V2",
                 model.architecture,
+            ),
+            # A step without a draft may begin from a state before the last accepted tokens.
+            (
+                model.is_hybrid and any(0 in each[2:] for each in lengths or ()),
+                "num_speculative_tokens_per_batch_size must have no length of 0 for a model with "
+                "recurrent layers",
+                lengths,
             ),
             # Text is read in the background, by each rank at its own time.
             (

@@ -106,6 +106,8 @@ def _ask(config: Any) -> str:
     speculative = config.speculative_config
     if not Settings.of(config).enable_adaptive_verification:
         return "enable_adaptive_verification is off"
+    if config.model_config.is_hybrid:
+        return "each row of a model with recurrent layers needs a draft"
     # Those that `give_lengths` gave are for where it is not allowed.
     if type(speculative.num_speculative_tokens_per_batch_size) is list:
         return "num_speculative_tokens_per_batch_size is given"
