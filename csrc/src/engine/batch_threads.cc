@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <new>
-#include <system_error>
 
 namespace fastdraft {
 namespace {
@@ -65,21 +64,26 @@ void BatchThreads::run(std::int64_t parts, const std::function<void(std::int64_t
   if (job.error) std::rethrow_exception(job.error);
 }
 
+// Returns whether the system gave one more.
+bool BatchThreads::start_one() noexcept {
+  try {
+    threads_.emplace_back([this] { wait_for_jobs(); });
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 // Starts the threads that are missing, as many as the system gives.
 void BatchThreads::start() noexcept {
-  if (static_cast<std::int64_t>(threads_.size()) + 1 >= count_) return;
+  const auto missing = [&] { return static_cast<std::int64_t>(threads_.size()) + 1 < count_; };
+  if (!missing()) return;
   // A thread begins with the mask of the one that starts it.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    threads_.reserve(static_cast<std::size_t>(count_ - 1));
-    while (static_cast<std::int64_t>(threads_.size()) + 1 < count_) {
-      threads_.emplace_back([this] { wait_for_jobs(); });
-    }
-  } catch (const std::system_error&) {
-  } catch (const std::bad_alloc&) {
+  while (missing() && start_one()) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

@@ -49,6 +49,7 @@ class BatchThreads final : public ForkGuard {
   };
 
   void start() noexcept;
+  bool start_one() noexcept;
   void wait_for_jobs() noexcept;
 
   const std::int64_t count_;
