@@ -21,7 +21,8 @@ Edges TransitionTable::copy(const Edges& edges) {
 std::uint32_t TransitionTable::allocate(int log2_capacity) {
   const auto units_of = [](int size) { return static_cast<std::uint32_t>(bytes_of(size) / kUnit); };
   std::int64_t offset = 0;
-  // The smallest free block that is large enough; what is not needed of it stays free.
+  // The smallest free block that is large enough; what is not needed of it
+  // stays free.
   if (const std::uint32_t large_enough = has_free_ >> log2_capacity; large_enough != 0) {
     int size = log2_capacity + lowest_bit(large_enough);
     StateId& first = free_[static_cast<std::size_t>(size)];
@@ -40,9 +41,9 @@ std::uint32_t TransitionTable::allocate(int log2_capacity) {
     pool_.reserve(end);
     pool_.extend(bytes_of(log2_capacity));
   }
-  const int slots = 1 << std::min(log2_capacity, kLog2Group);
-  for (std::int64_t at = 0; at < bytes_of(log2_capacity); at += kEdgeBytes * slots) {
-    std::memset(&pool_[kUnit * offset + at], kFree, static_cast<std::size_t>(slots));
+  // No group is shorter than the marks of the longest.
+  for (std::int64_t at = 0; at < bytes_of(log2_capacity); at += kGroupBytes) {
+    std::memset(&pool_[kUnit * offset + at], kFree, std::size_t{1} << kLog2Group);
   }
   return static_cast<std::uint32_t>(offset);
 }
@@ -53,17 +54,21 @@ void TransitionTable::release(std::uint32_t offset, int log2_capacity) noexcept 
   has_free_ |= 1u << log2_capacity;
 }
 
-// Writes an edge that is not there yet into a block with room for it.
-void TransitionTable::place(std::uint32_t offset, int log2_capacity, Token token,
-                            StateId target) noexcept {
+// Writes an edge that is not there yet into a block with room for it, which
+// holds `count` edges.
+void TransitionTable::place(std::uint32_t offset, int log2_capacity, std::uint32_t count,
+                            Token token, StateId target) noexcept {
   const int slots = 1 << std::min(log2_capacity, kLog2Group);
   std::uint8_t* group = home(offset, log2_capacity, token);
-  std::uint64_t free = same_bytes(load_64(group), kFree, slots);
-  while (free == 0) {
-    group = after(group, offset, log2_capacity);
-    free = same_bytes(load_64(group), kFree, slots);
+  auto i = static_cast<int>(count);
+  if (log2_capacity > kLog2Group) {
+    std::uint64_t free = same_bytes(load_64(group), kFree, slots);
+    while (free == 0) {
+      group = after(group, offset, log2_capacity);
+      free = same_bytes(load_64(group), kFree, slots);
+    }
+    i = lowest_bit(free) / 8;
   }
-  const int i = lowest_bit(free) / 8;
   group[i] = mark_of(token);
   write(group + slots + 4 * i, target);
 }

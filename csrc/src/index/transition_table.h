@@ -30,24 +30,26 @@ struct Edges {
   std::uint32_t value = 0;
 };
 
-// The blocks of all states with several edges, in one flat array. An edge takes five bytes: its
-// target, and a mark, eight bits of its token's hash. The token itself is known to whoever knows
-// the target, since all edges to a state have one token: callers give `token_of(target)`, which is
-// asked where a mark is the same.
+// The blocks of all states with several edges, in one flat array. An edge takes
+// five bytes: its target, and a mark, eight bits of its token's hash. The token
+// itself is known to whoever knows the target, since all edges to a state have
+// one token: callers give `token_of(target)`, which is asked where a mark is
+// the same.
 //
-// A block holds 2^k edges, in groups of eight or fewer: the marks, then the targets. Larger blocks
-// than one group are hash tables of groups, at a load of at most seven eighths; groups that follow
-// take what a full one cannot. Blocks that a state outgrew are reused by others. find is O(1)
-// expected; insert is O(1) amortised; copy costs the state's edges, which the automaton pays once
-// for each edge of the copy.
+// A block holds 2^k edges, in groups of eight or fewer: the marks, then the
+// targets, those of edges first. Larger blocks than one group are hash tables
+// of groups, at a load of at most seven eighths; groups that follow take what a
+// full one cannot. Blocks that a state outgrew are reused by others. find is
+// O(1) expected; insert is O(1) amortised; copy costs the state's edges, which
+// the automaton pays once for each edge of the copy.
 //
 // Prefetching the block that the suffix link's state needs made no difference.
 //
 // Not thread-safe; const calls may overlap.
 class TransitionTable {
  public:
-  // An edge that was looked for: its target, or kNoState where there was none, and its place, which
-  // is its own until edges are added or taken away.
+  // An edge that was looked for: its target, or kNoState where there was none,
+  // and its place, which is its own until edges are added or taken away.
   struct Found {
     StateId target;
     std::int64_t place;
@@ -85,8 +87,8 @@ class TransitionTable {
         return {kNoState, 0};
       }
       const std::uint32_t offset = allocate(1);
-      place(offset, 1, static_cast<Token>(edges.key), static_cast<StateId>(edges.value));
-      place(offset, 1, token, target);
+      place(offset, 1, 0, static_cast<Token>(edges.key), static_cast<StateId>(edges.value));
+      place(offset, 1, 1, token, target);
       edges = {block_key(1, 2), offset};
       return {kNoState, 0};
     }
@@ -94,7 +96,7 @@ class TransitionTable {
       return {read(found), found - pool_.data()};
     }
     if (is_full(edges)) grow(edges, token_of);
-    place(edges.value, log2_capacity_of(edges), token, target);
+    place(edges.value, log2_capacity_of(edges), count_of(edges), token, target);
     ++edges.key;
     return {kNoState, 0};
   }
@@ -117,8 +119,8 @@ class TransitionTable {
     }
   }
 
-  // Takes the edge over `token`, which was added last, away again: no other one was moved on
-  // because its place was taken.
+  // Takes the edge over `token`, which was added last, away again: no other one
+  // was moved on because its place was taken.
   template <typename TokenOf>
   void erase(Edges& edges, Token token, TokenOf token_of) noexcept {
     if (!is_block(edges)) {
@@ -132,7 +134,8 @@ class TransitionTable {
   // The same edges in a block of their own. Throws MemoryLimitError.
   Edges copy(const Edges& edges);
 
-  // Makes room for `count` more edges if there is memory, and has the system bring it.
+  // Makes room for `count` more edges if there is memory, and has the system
+  // bring it.
   void try_reserve(std::int64_t count) noexcept {
     if (pool_.try_reserve(pool_.size() + count * kEdgeBytes)) pool_.populate();
   }
@@ -152,7 +155,8 @@ class TransitionTable {
   static constexpr int kLog2Group = 3;
   static constexpr int kEdgeBytes = 5;
   static constexpr int kGroupBytes = kEdgeBytes << kLog2Group;
-  // Blocks lie at multiples of so many bytes, which the smallest one has five of.
+  // Blocks lie at multiples of so many bytes, which the smallest one has five
+  // of.
   static constexpr std::int64_t kUnit = 2;
   static constexpr std::uint8_t kFree = 0;  // the mark of no edge
 
@@ -177,8 +181,9 @@ class TransitionTable {
     return std::int64_t{kEdgeBytes} << log2_capacity;
   }
 
-  // Fibonacci hashing: the high bits depend on all bits of the token, and neighbouring ids spread
-  // over the whole block. The highest eight are the mark, and those below choose the group.
+  // Fibonacci hashing: the high bits depend on all bits of the token, and
+  // neighbouring ids spread over the whole block. The highest eight are the
+  // mark, and those below choose the group.
   static std::uint32_t hash(Token token) noexcept {
     return static_cast<std::uint32_t>(token) * 0x9E3779B1u;
   }
@@ -233,20 +238,29 @@ class TransitionTable {
 
   std::uint32_t allocate(int log2_capacity);
   void release(std::uint32_t offset, int log2_capacity) noexcept;
-  void place(std::uint32_t offset, int log2_capacity, Token token, StateId target) noexcept;
+  void place(std::uint32_t offset, int log2_capacity, std::uint32_t count, Token token,
+             StateId target) noexcept;
 
   template <typename TokenOf>
   void grow(Edges& edges, TokenOf token_of) {
     const int from = log2_capacity_of(edges);
     const std::uint32_t offset = allocate(from + 1);
     const int slots = 1 << std::min(from, kLog2Group);
-    std::uint8_t* const block = &pool_[kUnit * edges.value];
-    const std::uint8_t* const end = block + bytes_of(from);
-    for (std::uint8_t* group = block; group != end; group += kEdgeBytes * slots) {
+    const std::uint8_t* const block = &pool_[kUnit * edges.value];
+    if (from < kLog2Group) {
+      std::uint8_t* const larger = &pool_[kUnit * offset];
+      for (int i = 0; i < slots; ++i) larger[i] = block[i];
       for (int i = 0; i < slots; ++i) {
-        if (group[i] == kFree) continue;
-        const StateId target = read(group + slots + 4 * i);
-        place(offset, from + 1, token_of(target), target);
+        write(larger + 2 * slots + 4 * i, read(block + slots + 4 * i));
+      }
+    } else {
+      const std::uint8_t* const end = block + bytes_of(from);
+      for (const std::uint8_t* group = block; group != end; group += kGroupBytes) {
+        for (int i = 0; i < slots; ++i) {
+          if (group[i] == kFree) continue;
+          const StateId target = read(group + slots + 4 * i);
+          place(offset, from + 1, 0, token_of(target), target);
+        }
       }
     }
     release(edges.value, from);
@@ -254,8 +268,8 @@ class TransitionTable {
   }
 
   FlatArray<std::uint8_t> pool_;
-  // Head of the list of free blocks of each size, linked through their first bytes, and a bit for
-  // each that is not empty.
+  // Head of the list of free blocks of each size, linked through their first
+  // bytes, and a bit for each that is not empty.
   std::array<StateId, 32> free_;
   std::uint32_t has_free_ = 0;
 };
