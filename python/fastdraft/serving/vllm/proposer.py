@@ -8,7 +8,6 @@ It does not say which row belongs to which request. The model runner knows, and 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import time
 from collections.abc import Hashable, Mapping, Sequence
@@ -40,8 +39,11 @@ class _Text(VllmText):
         One token follows every draft, and must have room too. vLLM masks what would end a text in
         that token by the length before the draft, so the draft may not cross `least`.
         """
-        ends = [self.longest] + [self.least] * (self.length < self.least)
-        return min(max(min(ends) - self.length - 1, 0), self.lookahead)
+        end = self.longest
+        if self.length < self.least < end:
+            end = self.least
+        room = end - self.length - 1
+        return min(room, self.lookahead) if room > 0 else 0
 
 
 class FastdraftProposer(VllmRequests[_Text]):
@@ -185,82 +187,73 @@ class FastdraftProposer(VllmRequests[_Text]):
         num_tokens_no_spec: NDArray[np.int32],
         token_ids: NDArray[np.int32],
     ) -> None:
-        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
         lengths = num_tokens_no_spec[: len(drafts)].tolist()
-        now = [lengths[row] for row in rows]
-        before = [lengths[row] - len(sampled_token_ids[row]) for row in rows]
-
         request_ids, requests = self._runner.input_batch.req_ids, self._runner.requests
-        keys = [request_ids[row] for row in rows]
         self._end(self._texts.keys() - requests.keys())
         decoded: dict[Hashable, int] = {}
-        texts: list[_Text] = []
-        for key, row, length in zip(keys, rows, before, strict=True):
+        live: list[_Text] = []
+        rows: list[int] = []
+        emitted: list[int] = []
+        offsets, verified = [0], list[int]()
+        # One loop: at many rows it is most of what a step takes.
+        for row, sampled in enumerate(sampled_token_ids):
+            if not sampled:
+                continue
+            key, end = request_ids[row], lengths[row]
+            begin = end - len(sampled)
             text = self._texts.get(key)
-            if text is not None and text.length > length and text.is_drafted:
+            if text is not None and text.length > begin and text.is_drafted:
                 # The host took tokens back, which the engine cannot.
                 self._end([key])
                 text = None
             if text is None:
-                text = self._texts[key] = _Text()
-                known = Request.of(requests[key])
-                self._start(text, known, token_ids[row], length)
-                if known is not None:
-                    _keep_limits(text, known.prompt_size, requests[key].sampling_params)
-            elif text.scheduled > 0 and text.length == length:
+                text = self._begin(key, requests[key], token_ids[row], begin)
+            elif text.scheduled > 0 and text.length == begin:
                 decoded[key] = text.scheduled
-            texts.append(text)
-        # vLLM may have cut drafts.
-        verified = [len(self._verified.get(key, ())) for key in keys]
-        if self._times is not None:
-            lines = self._asks * len(drafts) * (1 + max(verified, default=0))
-            self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead, lines=lines)
-        self._take_emitted(texts, rows, now, token_ids, verified)
-        self._draft(texts, rows, drafts)
-
-    def _take_emitted(
-        self,
-        texts: list[_Text],
-        rows: list[int],
-        now: list[int],
-        token_ids: NDArray[np.int32],
-        verified: list[int],
-    ) -> None:
-        """Passes on what the rows emitted: up to the lengths `now` of their texts."""
-        live = []
-        for text, row, end, number in zip(texts, rows, now, verified, strict=True):
             if text.request is not None:
-                live.append((text, row, end, number))
+                live.append(text)
+                rows.append(row)
+                known = text.length == begin
+                emitted += sampled if known else token_ids[row, text.length : end].tolist()
+                offsets.append(len(emitted))
+                # vLLM may have cut drafts.
+                verified.append(len(self._verified.get(key, ())))
             elif text.indexing is not None:
                 text.missed.append(token_ids[row, text.length : end].copy())
+            text.length, text.scheduled = end, 1
+        if self._times is not None:
+            lines = len(drafts) * (1 + max(verified, default=0)) if self._asks else 0
+            self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead, lines=lines)
         if live:
-            emitted = [token_ids[row, text.length : end] for text, row, end, _ in live]
-            offsets = [0, *itertools.accumulate(map(len, emitted))]
-            together = emitted[0] if len(emitted) == 1 else np.concatenate(emitted)
-            drafted = [number for *_, number in live]
-            self._observe([text for text, *_ in live], together, offsets, drafted)
-        for text, end in zip(texts, now, strict=True):
-            text.length = end
+            self._observe(live, emitted, offsets, verified)
+            self._draft(live, rows, drafts)
+
+    def _begin(self, key: Hashable, request: Any, token_ids: NDArray[np.int32], size: int) -> _Text:
+        """A request's first tokens have come, behind `size` others."""
+        text = self._texts[key] = _Text()
+        known = Request.of(request)
+        self._start(text, known, token_ids, size)
+        if known is not None:
+            _keep_limits(text, known.prompt_size, request.sampling_params)
+        return text
 
     def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
-        for text in texts:
-            text.scheduled = 1
         live = [
             (text, row) for text, row in zip(texts, rows, strict=True) if text.request is not None
         ]
         if not live:
             return
         limits = [text.limit() for text, _ in live]
-        cost, even = None, False
+        cost, even, asks = None, False, self._asks
         if self._times is not None:
             # With log-probabilities it is not worth it to fill drafts up.
-            even = min(limits) >= self._lookahead and not self._asks
+            even = not asks and min(limits) >= self._lookahead
             cost = self._times.curve(len(drafts), len(live), self._lookahead, even=even)
             if cost is None:
                 return
         batch = self._propose([text for text, _ in live], limits, cost)
         chosen = batch.tolist()
-        if self._times is not None and self._asks:
+        if self._times is not None and asks:
             longest = self._times.best_longest(len(drafts), batch.offsets, batch.probabilities)
             chosen = [draft[:longest] for draft in chosen]
         if (
