@@ -11,6 +11,7 @@ import pytest
 
 import doctor
 from fastdraft.serving.vllm.speculator import _WARM_UP, FastdraftSpeculator
+from fastdraft.serving.vllm.verification import _CHECKS
 from forks import Forks
 from vllm_forks import v2_variables
 from vllm_source import body, drafts_ngrams_on_v2, fields, module, parameters, says, sources
@@ -217,6 +218,7 @@ def test_the_config_has_what_is_read(source: Path) -> None:
     assert parameters(body(model, "get_vocab_size")) == ["self"]
     for name in ("is_hybrid", "is_attention_free", "architecture"):
         assert parameters(body(model, name)) == ["self"]
+    assert "self.runner_type = " in ast.unparse(model)
     # What is refused.
     assert "pipeline_parallel_size: int" in parallel
     speculative = (source / "config" / "speculative.py").read_text(encoding="utf-8")
@@ -491,6 +493,42 @@ def test_chances_are_taken_by_adaptive_verification(newer: Path) -> None:
     assert "confidence_probs[:num_reqs]" in manager
     config = ast.unparse(body(module(newer, "config/vllm.py"), "VllmConfig"))
     assert "Adaptive verification is not currently compatible with LoRA" in config
+
+
+def test_who_decides_on_adaptive_verification(newer: Path) -> None:
+    """The worker, when its cache is made, before the scheduler is."""
+    runner = body(module(newer, V2_RUNNER), "GPUModelRunner")
+    start = body(runner, "initialize_kv_cache")
+    made = ast.unparse(start)
+    create = "maybe_create_adaptive_verification_manager("
+    # What builds attention metadata reads the flag, so it is set before.
+    assert made.index("init_attn_backend(") < made.index(create)
+    assert "vllm_config=self.vllm_config" in made[made.index(create) :].partition("\n")[0]
+    assert "req_states=self.req_states" in made[made.index(create) :].partition("\n")[0]
+    assert "self.rejection_sampler" in ast.unparse(runner)
+    sampler = ast.unparse(module(newer, f"{GPU}/spec_decode/rejection_sampler.py"))
+    assert "self.enable_adaptive_verification = spec_config.enable_adaptive_verif" in sampler
+    adaptive = module(newer, f"{GPU}/spec_decode/adaptive_verification.py")
+    manager = body(adaptive, "AdaptiveVerificationManager")
+    for name, expected in (
+        ("add_request", ["self", "req_idx"]),
+        ("record_confidences", ["self", "confidence_probs", "input_batch"]),
+        ("set_cost_curves", ["self", "draft_curve", "verify_curve"]),
+    ):
+        assert parameters(body(manager, name)) == expected
+    assert "self._stale_confidences[self._stale_idx].np[req_idx].fill(1.0)" in ast.unparse(manager)
+    assert says(manager, "self._confidence_probs[req_idx].fill_(1.0)")
+    config = body(module(newer, "config/vllm.py"), "VllmConfig")
+    for name in _CHECKS:
+        assert parameters(body(config, name)) == ["self"]
+    core = body(module(newer, "v1/engine/core.py"), "EngineCore")
+    assert parameters(body(core, "_initialize_kv_caches")) == ["self", "vllm_config"]
+    made = ast.unparse(body(core, "__init__"))
+    assert made.index("self._initialize_kv_caches(") < made.index("self.scheduler: ")
+    assert "self.model_executor.collective_rpc(" in ast.unparse(core)
+    # How many draft tokens of each row were verified.
+    batch = ast.unparse(body(runner, "prepare_inputs"))
+    assert "cu_num_logits=cu_num_logits" in batch
 
 
 def test_lengths_of_drafts_are_named_before_graphs_are_chosen(newer: Path) -> None:

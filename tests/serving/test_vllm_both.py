@@ -327,3 +327,12 @@ def test_what_one_runner_cannot_honour(
 ) -> None:
     with pytest.raises(InvalidValueError, match=message):
         make_one(**options)
+
+
+@pytest.mark.parametrize("runner_type", ["generate", "pooling"])
+def test_a_server_that_writes_no_text_says_nothing_of_drafts(
+    make: Make, runner_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "vllm.fastdraft"):
+        make(runner_type=runner_type)
+    assert len(caplog.records) == (runner_type == "generate")

@@ -84,6 +84,7 @@ def config(
     hybrid: bool = False,
     attention_free: bool = False,
     graphs: Any = None,
+    runner_type: str = "generate",
     **settings: Any,
 ) -> Any:
     """rows: The most requests that run at once; length: the longest text; adaptive: whether vLLM
@@ -107,6 +108,7 @@ def config(
             is_hybrid=hybrid,
             is_attention_free=attention_free,
             is_moe=False,
+            runner_type=runner_type,
             architecture="LittleForCausalLM",
             model="model",
             tokenizer="model",

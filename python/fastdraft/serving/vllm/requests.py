@@ -170,7 +170,10 @@ class VllmRequests(HostRequests[VllmTextT]):
         )
 
     def announce(self, what: str) -> None:
-        """Says once, in vLLM's own log, what drafts, and with which memory."""
+        """Says once, in vLLM's own log, what drafts, and with which memory. A pooling server has a
+        model runner too, but writes no text."""
+        if self._model_config.runner_type == "pooling":
+            return
         memory = f"{self.memory.max_bytes >> 20} MiB" if self.memory.max_bytes else "none"
         shared = " shared between replicas" if self.replica is not None else ""
         # vLLM shows what its own loggers say.
