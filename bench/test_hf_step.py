@@ -127,7 +127,8 @@ def test_hf_step(benchmark: Any, add_figures: Callable[..., None], rows: int) ->
         initializer_range=0.3,
     )
     # float64: a near-tie would end the comparison of outputs, not of times.
-    model: Any = LlamaForCausalLM(config).double().eval()
+    model: Any = LlamaForCausalLM(config).double()
+    model.eval()
     inputs = prompts(rows)
     options: dict[str, Any] = {
         "do_sample": False,
