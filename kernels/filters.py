@@ -2,15 +2,18 @@
 
 `weigh` defines what is kept. A threshold is the largest value that, with all above it, is enough: k
 values, or the nucleus' share of the weights. It is sought without a sort among the values
-themselves, in the order of their keys, which is exact; a step of a kernel's search cuts the values
-between two bounds in `_CUTS + 1` equal parts.
+themselves, in the order of their keys, which is exact; a step of a kernel's search cuts the keys
+between two bounds in `_CUTS + 1` equal parts. The last `_SPAN` keys are counted one by one: as all
+values of a key weigh the same, that tells the threshold, what is above it and how many tie at once.
 
 **What a kernel reads.** The row statistics hold, besides each chunk's maximum and sum, the maxima
 of its *parts* (`part_maximum`, float32 (rows, chunks, PARTS), of what is allowed, -inf past the
 vocabulary). Their k-th largest bounds the threshold from below, and so does the value from which on
 they alone are the nucleus. Only parts that reach this bound are read, from then on out of the
 caches: about as many as there are tokens to keep, in most rows. Where there is no such bound or
-many values reach it (a flat row) it is the whole row, which takes longer and is as exact.
+many values reach it (a flat row) it is the whole row. Of bfloat16 it is read at most four times:
+twice to search, once to count and once for the sums of what is kept; of float16 up to five times,
+of float32 eight, and more often where a top-k of much of the row comes before a top-p.
 
 A nucleus has a second bound: what lies below M + T log(r / V), with V values in the row, weighs
 less than r together, relative to the maximum M.
@@ -54,12 +57,14 @@ _COLUMN_HEIGHT: Final = 32
 _NUCLEUS: Final = 64
 
 # What `launch` works with and leaves, besides the row statistics.
-BUFFERS: Final = ("part_maximum", "part_list", "lowest", "last_tied")
-# Values that a program looks at together, at eight or so a thread.
-_TILE = tl.constexpr(1024)
-_WARPS: Final = 4
+BUFFERS: Final = ("part_maximum", "part_list", "part_tied", "lowest", "last_tied")
+# Values that a program looks at together, eight a thread.
+_TILE = tl.constexpr(2048)
+_WARPS: Final = 8
 # How many bounds a step of a search tries.
-_CUTS = tl.constexpr(4)
+_CUTS = tl.constexpr(16)
+# How many keys are left when a search ends and they are counted: one less than a power of two.
+_SPAN = tl.constexpr(255)
 # Keys of the floor, which need not be exact, leave out so many bits.
 _COARSE = tl.constexpr(16)
 # What a nucleus needs at least: the likeliest token.
@@ -268,9 +273,9 @@ def _leading_value(key, UNUSED: tl.constexpr):
 
 @jit
 def _load_listed(logits, row, listed, index, ALLOWED: tl.constexpr):
-    """Units of the listed parts, float32 (*index.shape, WIDTH), and which they are.
+    """Units of the listed parts, float32 (*index.shape, WIDTH).
 
-    index: of units; past the list's end they are -inf, and units beyond the row.
+    index: of units; past the list's end they are -inf.
     """
     UNITS: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
     entry = index // UNITS
@@ -278,7 +283,7 @@ def _load_listed(logits, row, listed, index, ALLOWED: tl.constexpr):
     beyond = tl.cdiv(logits.vocabulary, grid.CHUNK) * (grid.CHUNK // logits.WIDTH)
     unit = tl.load(listed.entries + entry, mask=entry < listed.length, other=beyond)
     unit += within // 2 * 32 + within % 2
-    return grid.load_allowed(logits, row.data, row.allowed, unit, ALLOWED), unit
+    return grid.load_allowed(logits, row.data, row.allowed, unit, ALLOWED)
 
 
 @jit
@@ -293,18 +298,41 @@ def _load_tile(logits, row, maxima, listed, start, ALLOWED: tl.constexpr, MAXIMA
         index = start + unit[:, None] * logits.WIDTH + tl.arange(0, logits.WIDTH)[None, :]
         x = tl.load(maxima + index, mask=index < listed.length, other=float("-inf"))
     else:
-        x, _ = _load_listed(logits, row, listed, unit + start // logits.WIDTH, ALLOWED)
+        x = _load_listed(logits, row, listed, unit + start // logits.WIDTH, ALLOWED)
     return x
 
 
 @jit
-def _search(logits, row, maxima, listed, floor, need, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr,
-            WEIGHED: tl.constexpr, UNUSED: tl.constexpr):  # fmt: skip
-    """The largest value that with all above it is enough; floor where no value above it is.
+def _add_from(sums, x, weight, key, step, UNUSED: tl.constexpr):
+    """Adds the weights of the values from each of four keys up, which are `step` apart, to sums.
 
-    The values are those of `_load_tile`. They count 1, or 2**((x - maximum) * scale) if WEIGHED;
-    need: what is enough, above 0. No two values are told apart whose keys are the same
-    without the UNUSED bits. One pass over the values for each 2.3 bits between floor and maximum.
+    The first is key + step. sums: float32 (units,) each, so that they stay in the registers.
+    """
+    return (
+        sums[0] + tl.sum(tl.where(x >= _leading_value(key + step, UNUSED), weight, 0.0), 1),
+        sums[1] + tl.sum(tl.where(x >= _leading_value(key + step * 2, UNUSED), weight, 0.0), 1),
+        sums[2] + tl.sum(tl.where(x >= _leading_value(key + step * 3, UNUSED), weight, 0.0), 1),
+        sums[3] + tl.sum(tl.where(x >= _leading_value(key + step * 4, UNUSED), weight, 0.0), 1),
+    )
+
+
+@jit
+def _enough(sums, need):
+    """How many of four sums are at least `need`."""
+    # One reduction for all.
+    joined = tl.join(tl.join(sums[0], sums[1]), tl.join(sums[2], sums[3]))
+    return tl.sum((tl.sum(joined, 0) >= need).to(tl.int32))
+
+
+@jit
+def _search(logits, row, maxima, listed, floor, need, by_weight, ALLOWED: tl.constexpr,
+            MAXIMA: tl.constexpr, UNUSED: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
+    """A value that with all above it is enough, and is floor or less than SPAN keys below the
+    largest such value, which it is itself for a SPAN of 1; floor where no value above it is enough.
+
+    The values are those of `_load_tile`. They count 1, or 2**((x - maximum) * scale) by weight;
+    need: what is enough, above 0. No two values are told apart whose keys are the same without the
+    UNUSED bits. One pass over the values for each 4.1 bits between floor and maximum, but SPAN's.
     """
     maximum = row.maximum
     size = listed.length
@@ -315,28 +343,22 @@ def _search(logits, row, maxima, listed, floor, need, ALLOWED: tl.constexpr, MAX
     above = (grid.ordered_key(maximum) >> UNUSED) + 1
     # Up to 2**32, and none where a temperature that is no number leaves no order to search in.
     span = tl.where(above > lowest, above - lowest, 0).to(tl.uint32)
-    while span > 1:
+    while span > SPAN:
         step = tl.maximum(span // (_CUTS + 1), 1).to(tl.int32)
-        first = _leading_value(lowest + step, UNUSED)
-        second = _leading_value(lowest + step * 2, UNUSED)
-        third = _leading_value(lowest + step * 3, UNUSED)
-        fourth = _leading_value(lowest + step * 4, UNUSED)
-        from_first = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
-        from_second = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
-        from_third = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
-        from_fourth = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
+        nothing = tl.zeros((_TILE // logits.WIDTH,), tl.float32)
+        first = nothing, nothing, nothing, nothing
+        second = first
+        third = first
+        fourth = first
         for start in range(0, size, _TILE):
             x = _load_tile(logits, row, maxima, listed, start, ALLOWED, MAXIMA)
-            weight = tl.full((_TILE // logits.WIDTH, logits.WIDTH), 1.0, tl.float32)
-            if WEIGHED:
-                weight = tl.exp2((x - maximum) * row.scale)
-            from_first += tl.where(x >= first, weight, 0.0)
-            from_second += tl.where(x >= second, weight, 0.0)
-            from_third += tl.where(x >= third, weight, 0.0)
-            from_fourth += tl.where(x >= fourth, weight, 0.0)
-        # One reduction for all four, whose sums fall.
-        sums = tl.join(tl.join(from_first, from_second), tl.join(from_third, from_fourth))
-        enough = tl.sum((tl.sum(tl.sum(sums, 1), 0) >= need).to(tl.int32))
+            weight = tl.where(by_weight, tl.exp2((x - maximum) * row.scale), 1.0)
+            first = _add_from(first, x, weight, lowest, step, UNUSED)
+            second = _add_from(second, x, weight, lowest + step * 4, step, UNUSED)
+            third = _add_from(third, x, weight, lowest + step * 8, step, UNUSED)
+            fourth = _add_from(fourth, x, weight, lowest + step * 12, step, UNUSED)
+        enough = _enough(first, need) + _enough(second, need)
+        enough += _enough(third, need) + _enough(fourth, need)
         if enough < _CUTS:
             above = tl.minimum(above, lowest + step * (enough + 1))
         lowest += step * enough
@@ -345,79 +367,94 @@ def _search(logits, row, maxima, listed, floor, need, ALLOWED: tl.constexpr, MAX
 
 
 @jit
-def _weigh(logits, row, listed, lowest, ALLOWED: tl.constexpr):
-    """What the listed values from `lowest` up weigh together, and the least of them."""
-    weights = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
-    least = weights + float("inf")
+def _count(logits, row, listed, bottom, ALLOWED: tl.constexpr, UNUSED: tl.constexpr):
+    """Counts the listed values of each of _SPAN keys from `bottom` up, in one pass.
+
+    Gives int32 (_SPAN + 1,), the counts from the highest key down, and 0; what one value of each
+    weighs, float32 (_SPAN + 1,); what the values above them weigh together, and how many they are.
+    Keys are without the UNUSED bits.
+    """
+    top = bottom + _SPAN - 1
+    counts = tl.zeros((_SPAN + 1,), tl.int32)
+    number = tl.zeros((_TILE // logits.WIDTH,), tl.int32)
+    weights = tl.zeros((_TILE // logits.WIDTH,), tl.float32)
     for start in range(0, listed.length * (grid.CHUNK // PARTS), _TILE):
         x = _load_tile(logits, row, listed.entries, listed, start, ALLOWED, False)
-        weights += tl.where(x >= lowest, tl.exp2((x - row.maximum) * row.scale), 0.0)
-        least = tl.minimum(least, tl.where(x >= lowest, x, float("inf")))
-    return tl.sum(weights), tl.min(tl.min(least, 1), 0)
+        key = grid.ordered_key(x) >> UNUSED
+        # What has none of these keys is counted beside them.
+        inside = (key - bottom).to(tl.uint32) < _SPAN
+        index = tl.reshape(tl.where(inside, top - key, _SPAN), (_TILE,), can_reorder=True)
+        counts += tl.histogram(index, _SPAN + 1)
+        number += tl.sum((key > top).to(tl.int32), 1)
+        weight = tl.exp2((x - row.maximum) * row.scale)
+        weights += tl.sum(tl.where(key > top, weight, 0.0), 1)
+    index = tl.arange(0, _SPAN + 1)
+    counts = tl.where(index < _SPAN, counts, 0)
+    values = tl.where(counts > 0, _leading_value(top - index, UNUSED), row.maximum)
+    each = tl.exp2((values - row.maximum) * row.scale)
+    return counts, each, tl.sum(weights), tl.sum(number)
 
 
 @jit
-def _count_tied(logits, row, listed, counts, value, ALLOWED: tl.constexpr):
-    """Leaves in counts how many values of each listed part equal `value`; gives their sum."""
-    total = 0
-    units: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
+def _leave_kept(logits, row, left, part_sum, part_tied, listed, value, number,
+                ALLOWED: tl.constexpr):  # fmt: skip
+    """Makes the sums of a row's chunks those of what is kept: the listed values above `value`, and
+    of those that equal it the first `number`, of whose last one it gives the token.
+
+    part_sum, part_tied: room for a number of each part. One pass over what is listed, and where
+    not all ties are kept one chunk: parts interleave within it.
+    """
+    chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
+    nothing = tl.zeros((_TILE,), tl.float32)
+    tl.debug_barrier()  # What was there in place of the sums is no longer read.
+    for start in range(0, chunks * PARTS, _TILE):
+        part = start + tl.arange(0, _TILE)
+        tl.store(part_sum + part, nothing, mask=part < chunks * PARTS)
+        tl.store(part_tied + part, nothing.to(tl.int8), mask=part < chunks * PARTS)
+    tl.debug_barrier()
+    loads: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
     at_once: tl.constexpr = _TILE // (grid.CHUNK // PARTS)
     for start in range(0, listed.length, at_once):
         entry = start + tl.arange(0, at_once)
-        index = entry[:, None] * units + tl.arange(0, units)[None, :]
-        x, _ = _load_listed(logits, row, listed, index, ALLOWED)
+        first = tl.load(listed.entries + entry, mask=entry < listed.length, other=0)
+        chunk = first // (grid.CHUNK // logits.WIDTH)
+        anchor = tl.load(left.maximum + chunk)
+        index = entry[:, None] * loads + tl.arange(0, loads)[None, :]
+        x = _load_listed(logits, row, listed, index, ALLOWED)
+        weights = tl.where(x > value, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
         tied = tl.sum(tl.sum((x == value).to(tl.int32), 2), 1)
-        tl.store(counts + entry, tied.to(tl.float32), mask=entry < listed.length)
-        total += tl.sum(tied)
+        place = chunk * PARTS + first % 32 // 2
+        tl.store(part_sum + place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
+        tl.store(part_tied + place, tied.to(tl.int8), mask=entry < listed.length)
     tl.debug_barrier()
-    return total
-
-
-@jit
-def _tied_token(logits, row, listed, counts, value, number, ALLOWED: tl.constexpr):
-    """The token that is the `number`-th, from 1, of those with `value`, in the order of their ids.
-
-    counts: as `_count_tied` leaves them. Reads one chunk: parts interleave within it.
-    """
-    chunk = tl.full((), _ALL, tl.int32)
+    chunks_at_once: tl.constexpr = _TILE // PARTS
     before = 0
-    for start in range(0, listed.length, _TILE):
-        entry = start + tl.arange(0, _TILE)
-        used = entry < listed.length
-        each = tl.load(counts + entry, mask=used, other=0.0).to(tl.int32)
-        its_chunk = tl.load(listed.entries + entry, mask=used, other=0) // (
-            grid.CHUNK // logits.WIDTH
-        )
-        reached = used & (before + tl.cumsum(each, 0) >= number)
-        if chunk == _ALL:
-            chunk = tl.min(tl.where(reached, its_chunk, _ALL))
-            before += tl.sum(tl.where(its_chunk < chunk, each, 0))
-    x = grid.load_allowed(
-        logits, row.data, row.allowed, grid.units_of(chunk, logits), ALLOWED
-    )  # fmt: skip
-    tied = tl.reshape((x == value).to(tl.int32), (grid.CHUNK,))
-    found = (tied > 0) & (before + tl.cumsum(tied, 0) >= number)
-    return tl.min(tl.where(found, chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), _ALL))
-
-
-@jit
-def _cut_ties(logits, row, listed, counts, lowest, need, ALLOWED: tl.constexpr):
-    """The least value kept and the last of its tokens that is needed, where from `lowest` up there
-    is enough. One pass over the listed values, and where not all ties are needed a second one.
-
-    counts: room for a float32 a listed part.
-    """
-    total, least = _weigh(logits, row, listed, lowest, ALLOWED)
-    each = tl.exp2((least - row.maximum) * row.scale)
+    cut = tl.full((), _ALL, tl.int32)
+    rest = number
+    for start in range(0, chunks, chunks_at_once):
+        chunk = start + tl.arange(0, chunks_at_once)
+        place = chunk[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
+        inside = chunk < chunks
+        sums = tl.sum(tl.load(part_sum + place, mask=inside[:, None], other=0.0), 1)
+        tied = tl.load(part_tied + place, mask=inside[:, None], other=0)
+        tied = tl.sum(tied.to(tl.int32), 1)
+        up_to = before + tl.cumsum(tied, 0)
+        kept = tl.minimum(tl.maximum(number - up_to + tied, 0), tied)
+        anchor = tl.load(left.maximum + chunk, mask=inside, other=0.0)
+        each = tl.where(kept > 0, tl.exp2((value - anchor) * row.scale), 0.0)
+        tl.store(left.sum + chunk, sums + each * kept.to(tl.float32), mask=inside)
+        is_cut = (tied > 0) & (up_to >= number) & (up_to - tied < number)
+        cut = tl.minimum(cut, tl.min(tl.where(is_cut, chunk, _ALL)))
+        rest += tl.sum(tl.where(is_cut, tied - up_to, 0))
+        before += tl.sum(tied)
     last = tl.full((), _ALL, tl.int32)
-    value = lowest
-    surplus = (total - need) / each
-    if (surplus >= 1) & (surplus < float("inf")):
-        value = least
-        tied = _count_tied(logits, row, listed, counts, value, ALLOWED)
-        kept = tl.maximum(tied - tl.minimum(surplus, tied.to(tl.float32)).to(tl.int32), 1)
-        last = _tied_token(logits, row, listed, counts, value, kept, ALLOWED)
-    return value, last
+    if cut != _ALL:
+        units = grid.units_of(cut, logits)
+        x = grid.load_allowed(logits, row.data, row.allowed, units, ALLOWED)
+        tied = tl.reshape((x == value).to(tl.int32), (grid.CHUNK,))
+        found = (tied > 0) & (tl.cumsum(tied, 0) >= rest)
+        last = tl.min(tl.where(found, cut * grid.CHUNK + tl.arange(0, grid.CHUNK), _ALL))
+    return last
 
 
 @jit
@@ -434,41 +471,6 @@ def _list_parts(maxima, entries, parts, floor, logits):
         listed += tl.sum(reaches.to(tl.int32))
     tl.debug_barrier()
     return listed
-
-
-@jit
-def _replace_sums(logits, row, left, part_sum, listed, lowest, last_tied, ALLOWED: tl.constexpr):
-    """Makes the sums of a row's chunks those of what is kept, which the listed parts hold.
-
-    part_sum: room for a number a part.
-    """
-    chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
-    tl.debug_barrier()  # What was there in place of the sums is no longer read.
-    for start in range(0, chunks * PARTS, _TILE):
-        part = start + tl.arange(0, _TILE)
-        tl.store(part_sum + part, tl.zeros((_TILE,), tl.float32), mask=part < chunks * PARTS)
-    tl.debug_barrier()
-    loads: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
-    at_once: tl.constexpr = _TILE // (grid.CHUNK // PARTS)
-    for start in range(0, listed.length, at_once):
-        entry = start + tl.arange(0, at_once)
-        first = tl.load(listed.entries + entry, mask=entry < listed.length, other=0)
-        chunk = first // (grid.CHUNK // logits.WIDTH)
-        anchor = tl.load(left.maximum + chunk)
-        load = tl.arange(0, loads)
-        unit = first[:, None] + (load // 2 * 32 + load % 2)[None, :]
-        x = grid.load_allowed(logits, row.data, row.allowed, unit, ALLOWED)
-        kept = grid.passes(x, grid.tokens_of(unit, logits), lowest, last_tied)
-        weights = tl.where(kept, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
-        place = part_sum + chunk * PARTS + first % 32 // 2
-        tl.store(place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
-    tl.debug_barrier()
-    chunks_at_once: tl.constexpr = _TILE // PARTS
-    for start in range(0, chunks, chunks_at_once):
-        chunk = start + tl.arange(0, chunks_at_once)
-        place = part_sum + chunk[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
-        sums = tl.load(place, mask=(chunk < chunks)[:, None], other=0.0)
-        tl.store(left.sum + chunk, tl.sum(sums, 1), mask=chunk < chunks)
 
 
 @jit
@@ -518,40 +520,66 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     # of the chunks' maxima on, which as many values reach as there are chunks.
     start = grid.value_of(tl.min(tl.where(keys == OUT, key, keys)))
     floor = least
-    last_tied = tl.full((), _ALL, tl.int32)
-    every_part = _Parts(part_list, parts)
-    if most > 0:
+    if (most > 0) | (share < 1):
+        by_weight = most == 0
         floor = _search(
-            logits, row, maxima, every_part, tl.where(most <= chunks, start, nothing), most,
-            C.ALLOWED, True, False, _COARSE,
+            logits, row, maxima, _Parts(part_list, parts),
+            tl.where(by_weight | (most <= chunks), start, nothing),
+            tl.where(by_weight, tl.maximum(share * total, _SOME), most), by_weight,
+            C.ALLOWED, True, _COARSE, 1,
         )  # fmt: skip
-    elif share < 1:
-        floor = _search(
-            logits, row, maxima, every_part, start, tl.maximum(share * total, _SOME),
-            C.ALLOWED, True, True, _COARSE,
-        )  # fmt: skip
-        # From the start on it may not have been enough.
-        floor = tl.where(floor > start, floor, nothing)
-        # Somewhat less than the rest's weight, for what sums and logarithms are rounded by.
-        rest = (1 - share) * 0.99 - 2e-6
-        if rest > 0:
-            floor = tl.maximum(floor, maximum + tl.log2(rest * total / logits.vocabulary) / scale)
+        if by_weight:
+            # From the start on it may not have been enough.
+            floor = tl.where(floor > start, floor, nothing)
+            # Somewhat less than the rest's weight, for what sums and logarithms are rounded by.
+            rest = (1 - share) * 0.99 - 2e-6
+            if rest > 0:
+                below = tl.log2(rest * total / logits.vocabulary) / scale
+                floor = tl.maximum(floor, maximum + below)
 
     count = _list_parts(maxima, part_list, parts, floor, logits)
     listed = _Parts(part_list, count)
-    if most > 0:
-        floor = _search(logits, row, maxima, listed, floor, most, C.ALLOWED, False, False, UNUSED)
-    if share < 1:
-        if most > 0:
-            total, _ = _weigh(logits, row, listed, floor, C.ALLOWED)
-        need = tl.maximum(share * total, _SOME)
-        floor = _search(logits, row, maxima, listed, floor, need, C.ALLOWED, False, True, UNUSED)
-        floor, last_tied = _cut_ties(logits, row, listed, maxima, floor, need, C.ALLOWED)
-    kept = tl.maximum(floor, least)
-    last_tied = tl.where(least > floor, _ALL, last_tied)
-    tl.store(lowest, kept)
+    number = tl.full((), _ALL, tl.int32)
+    index = tl.arange(0, _SPAN + 1)
+    counts = index * 0
+    each = counts.to(tl.float32)
+    above = total * 0
+    many = number * 0
+    bottom = many
+    for step in range(2):
+        # First top-k, by numbers, then top-p, by weight: most often among the values just counted.
+        by_weight = step == 1
+        need = tl.where(by_weight, tl.maximum(share * total, _SOME), most)
+        if tl.where(by_weight, share < 1, most > 0):
+            if (most == 0) | (above >= need) | (step == 0):
+                floor = _search(
+                    logits, row, maxima, listed, floor, need, by_weight,
+                    C.ALLOWED, False, UNUSED, _SPAN,
+                )  # fmt: skip
+                bottom = grid.ordered_key(floor) >> UNUSED
+                counts, each, above, many = _count(logits, row, listed, bottom, C.ALLOWED, UNUSED)
+            sums = above + tl.cumsum(counts * each, 0)
+            up_to = tl.where(by_weight, sums, (many + tl.cumsum(counts, 0)).to(tl.float32))
+            last = tl.minimum(tl.sum((up_to < need).to(tl.int32)), _SPAN - 1)
+            floor = tl.maximum(floor, _leading_value(bottom + _SPAN - 1 - last, UNUSED))
+            is_last = index == last
+            total = tl.sum(tl.where(is_last, sums, 0.0))
+            if by_weight:
+                surplus = (total - need) / tl.sum(tl.where(is_last, each, 0.0))
+                tied = tl.sum(tl.where(is_last, counts, 0))
+                if (surplus >= 1) & (surplus < float("inf")):
+                    surplus = tl.minimum(surplus, tied.to(tl.float32))
+                    number = tl.maximum(tied - surplus.to(tl.int32), 1)
+            # What top-k removes is no longer there.
+            counts = tl.where(index <= last, counts, 0)
+    number = tl.where(least > floor, _ALL, number)
+    lowest_kept = tl.maximum(floor, least)
+    tl.store(lowest, lowest_kept)
+    part_tied = scratch.part_tied + before
+    last_tied = _leave_kept(
+        logits, row, left, maxima, part_tied, listed, lowest_kept, number, C.ALLOWED
+    )
     tl.store(scratch.last_tied + place.row, last_tied)
-    _replace_sums(logits, row, left, maxima, listed, kept, last_tied, C.ALLOWED)
 
 
 def launch(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:

@@ -96,7 +96,7 @@ class Config(NamedTuple):
     GREEDY: Any
 
     @classmethod
-    def of(cls, batch: Batch, *, greedy: bool) -> Config:
+    def of(cls, batch: Batch, *, greedy: bool, tree: bool) -> Config:
         return cls(
             _constant(config.FEW_REQUESTS),
             _constant(config.REQUESTS),
@@ -105,7 +105,7 @@ class Config(NamedTuple):
             _constant(config.SLOTS),
             _constant(config.wait_for_stores()),
             _constant(batch.allowed is not None),
-            _constant(batch.parents is not None),
+            _constant(tree),
             _constant(greedy),
         )
 
@@ -201,6 +201,8 @@ def run(
     heat = warpers.temperature
     which = sum(1 << i for i, each in enumerate(warpers[1:]) if each is not None)
     allowed = batch.allowed
+    # Parents matter where results are written alone: the other bodies are compiled once for both.
+    is_tree = output is not None and batch.parents is not None
     with torch.cuda.device_of(batch.logits):
         kernel[(count * split.programs,)](
             logits or Rows.of(batch.logits),
@@ -227,7 +229,7 @@ def run(
             which,
             *split,
             BODY=body,
-            C=Config.of(batch, greedy=sampling is None),
+            C=Config.of(batch, greedy=sampling is None, tree=is_tree),
             num_warps=num_warps,
             enable_fp_fusion=True,
         )

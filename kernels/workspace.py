@@ -73,11 +73,13 @@ BUFFERS: Final = {
     "raw_maximum": Buffer(_CHUNKS),
     "raw_sum": Buffer(_CHUNKS),
     # What the filters of a row keep: the logits above `lowest`, and of those that equal it the
-    # tokens up to `last_tied`. On the way there: the maxima of the parts; the parts that matter.
+    # tokens up to `last_tied`. On the way there: the maxima of the parts; the parts that matter;
+    # how many of each equal `lowest`.
     "lowest": Buffer(_ROWS),
     "last_tied": Buffer(_ROWS, torch.int32),
     "part_maximum": Buffer(_PARTS),
     "part_list": Buffer(_PARTS, torch.int32),
+    "part_tied": Buffer(_PARTS, torch.int8),
     # Rejection sampling: log(p / q) of each row's draft token; log k of each number of draft tokens
     # that may be kept, see `rejection._plan`; maxima and sums of the draft logits' chunks; sums of
     # the residual's chunks.
@@ -121,7 +123,7 @@ class Workspace:
         has_checked: Whether operands on the CPU have been checked whole in a verification with it.
             Later ones are checked in shape and type alone, as operands on a device are.
 
-    It takes about 160 bytes for each 1024 logits of the largest batch.
+    It takes about 175 bytes for each 1024 logits of the largest batch.
     """
 
     def __init__(
@@ -206,6 +208,7 @@ class Scratch(NamedTuple):
     last_tied: Tensor | None = None
     part_maximum: Tensor | None = None
     part_list: Tensor | None = None
+    part_tied: Tensor | None = None
     row_ratios: Tensor | None = None
     row_log_k: Tensor | None = None
     draft_maximum: Tensor | None = None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopPLogitsWarper
 
-from fastdraft.kernels import filters
+from fastdraft.kernels import filters, grid
 from fastdraft.kernels.chunks import mask
 from fastdraft.kernels.filters import weigh_rows
 from fastdraft.kernels.operands import CHUNK, Batch, Sampling, Warpers
@@ -229,29 +229,44 @@ def test_top_p_keeps_as_many_tied_tokens_as_transformers(dtype, share):
         assert kept[tied].int().diff().le(0).all()
 
 
+def spread_rows(vocabulary):
+    """Rows nearly flat and peaked, one of equal logits, and one of all values of bfloat16."""
+    rows = Random(11).normal(2, vocabulary) * torch.tensor([0.5, 3.0])[:, None]
+    every = torch.arange(vocabulary).to(torch.int16).view(torch.bfloat16).float()
+    every = torch.where(every.isfinite(), every, 0.0)
+    return torch.cat([rows, torch.zeros(1, vocabulary), every[None]])
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="reads are counted in the interpreter")
-@pytest.mark.parametrize("top_p", [0.9, 0.95])
-@pytest.mark.parametrize("spread", [0.5, 1.0, 3.0], ids=["flat", "even", "ordinary"])
-def test_cutting_ties_takes_two_passes(monkeypatch, spread, top_p):
-    """bfloat16 has few values, so the nucleus of an ordinary row ends among many equal ones."""
-    logits = (Random(11).normal(1, 151_936) * spread).bfloat16()
-    read = []
-    load_listed, cut_ties = filters._load_listed, filters._cut_ties
+@pytest.mark.parametrize(
+    ("dtype", "chosen", "passes"),
+    [
+        (torch.bfloat16, (1.0, 0, 0.9, 0.0), 4),
+        (torch.bfloat16, (0.7, 0, 0.95, 0.05), 4),
+        (torch.bfloat16, (1.0, 20_000, 1.0, 0.0), 4),
+        (torch.bfloat16, (1e30, 0, 0.9, 0.0), 4),
+        (torch.bfloat16, (1.0, 50, 0.9, 0.1), 3),
+        (torch.bfloat16, (1e30, 30_000, 0.5, 0.0), 7),
+        (torch.float16, (1.0, 0, 0.9, 0.0), 5),
+        (torch.float32, (1.0, 0, 0.9, 0.0), 8),
+        (torch.float32, (1.0, 0, 1.0, 0.1), 1),
+    ],
+    ids=str,
+)
+def test_filters_read_a_row_a_few_times(monkeypatch, dtype, chosen, passes):
+    vocabulary, read = 65_536, []
+    load_allowed = grid.load_allowed
 
-    def counting(logits, row, listed, index, allowed):
-        read.append(math.prod(index.shape) * 8 / (64 * int(listed.length.handle.data[0])))
-        return load_listed(logits, row, listed, index, allowed)
+    def counting(rows, values, allowed, unit, masked):
+        read[-1] += math.prod(unit.shape) * 16 // dtype.itemsize
+        return load_allowed(rows, values, allowed, unit, masked)
 
-    def cutting(*operands):
-        with monkeypatch.context() as patch:
-            patch.setattr(filters, "_load_listed", counting)
-            return cut_ties(*operands)
-
-    monkeypatch.setattr(filters, "_cut_ties", cutting)
-    scratch, _ = run(logits, Warpers(torch.ones(1), None, torch.tensor([top_p])))
-    assert int((logits[0] == scratch.lowest[0]).sum()) > 1
-    # What is listed once for its weight and once for its ties, in whole tiles.
-    assert 1.5 < sum(read) < 2.2
+    monkeypatch.setattr(grid, "load_allowed", counting)
+    for row in spread_rows(vocabulary).to(dtype):
+        read.append(0)
+        run(row[None], options(1, of=[chosen]))
+    # And the chunk in which the last tie is that is kept.
+    assert 0 < max(read) <= passes * vocabulary + CHUNK
 
 
 def test_a_row_has_its_threshold_in_any_batch():

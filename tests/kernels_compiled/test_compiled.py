@@ -6,18 +6,24 @@ import functools
 from functools import partial
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from launches import is_compiled, launches, on_a_device
 from offline import TARGETS, specialisations
 from resources import resources_of, waits_before_arrivals
 
+from fastdraft.hf.drafts import StepDrafts
+from fastdraft.hf.positions import Warping
+from fastdraft.hf.verifier import Verifier
 from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled, warm_up
 
 # So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
 MOST_REGISTERS = 128
 # Three programs, where each logit has an address of its own.
 MOST_REGISTERS_ODD = 168
+# Of thresholds one program of eight warps: there is one a row, and rows that ask for it are few.
+MOST_REGISTERS_THRESHOLD = 192
 # Bytes that the compiler may put aside, outside loops, so that more threads run at a time:
 # rejection with filters over float32 takes 32 on sm_80, all others at most 24.
 MOST_SCRATCH = 32
@@ -58,7 +64,10 @@ def test_compiled(name, target, specialisation):
     kernel = specialisation.compile(TARGETS[target])
     took = resources_of(kernel)
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
-    assert took.registers <= (MOST_REGISTERS_ODD if name.endswith("/ odd") else MOST_REGISTERS)
+    most = MOST_REGISTERS_ODD if name.endswith("/ odd") else MOST_REGISTERS
+    if name.startswith("threshold_kernel"):
+        most = MOST_REGISTERS_THRESHOLD
+    assert took.registers <= most
     assert took.shared <= MOST_SHARED
     if TARGETS[target].backend == "hip":
         # The additions that `last_to_arrive` makes.
@@ -88,13 +97,13 @@ def verify_all(options, requests, drafted, skip):
     heat = each(requests, dtype=torch.float32)
     batch = {
         "logits": torch.zeros(rows, 3000, dtype=torch.bfloat16),
-        "draft_ids": each(requests * drafted),
+        "draft_ids": torch.arange(-skip, requests * drafted)[skip:] % drafted,
         "offsets": torch.arange(-skip, requests + 1)[skip:] * drafted,
         "max_draft": drafted,
         "logprobs": "logprobs" in options,
         "raw_logprobs": "raw_logprobs" in options,
     }
-    parents = torch.arange(-skip, requests * drafted)[skip:] % drafted - 1
+    parents = -each(requests * drafted)
     tree = {"parents": parents} if "parents" in options else {}
     masks = [{}, {"allowed": each(rows, 94, dtype=torch.int32)}]
     some = [{"top_k": each(requests)}, {"top_p": heat / 2}, {"min_p": heat / 2}]
@@ -128,8 +137,31 @@ def test_nothing_is_compiled_after_the_warm_up(options, number):
     chosen = {option: option in options for option in ALL}
     warm = keys_of(partial(warm_up, "cpu", torch.bfloat16, 3000, **chosen))
     assert len(warm) == number
-    batches = [(1, 1, 0), (2, 15, 1), (16, 1, 0), (33, 1, 1), (64, 3, 0), (512, 1, 1)]
+    # At least two tokens a draft: one would be a chain.
+    batches = [(1, 2, 0), (2, 15, 1), (16, 2, 0), (33, 2, 1), (64, 3, 0), (341, 2, 1)]
     met = [keys_of(partial(verify_all, options, *batch)) for batch in batches]
     assert all(each <= warm for each in met)
     # Nor is anything compiled that no batch needs.
     assert set().union(*met) == warm
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "filters"])
+def test_a_generation_compiles_nothing_after_its_first_step(monkeypatch, sampled):
+    monkeypatch.setattr("fastdraft.hf.verifier._read", lambda verified: verified)
+    verifier = Verifier(Warping(top_k=5) if sampled else Warping())
+    drawn_by = {"seeds": [1, 2] if sampled else None, "positions": [3, 4]}
+
+    def step(parents, likeliest=0):
+        drafts = StepDrafts(
+            np.arange(len(parents), dtype=np.int32),
+            np.array(parents, np.int32),
+            np.full(len(parents), 0.5, np.float32),
+            np.array([0, len(parents), len(parents)], np.int32),
+        )
+        scores = torch.zeros(len(parents) + 2, 3000)
+        verifier(scores, drafts, **drawn_by, likeliest=likeliest)
+
+    first = keys_of(partial(step, []))
+    for parents in ([-1], [-1, 0, 1], [-1, -1, 0]):
+        assert keys_of(partial(step, parents)) <= first
+        assert keys_of(partial(step, parents, likeliest=8)) <= first

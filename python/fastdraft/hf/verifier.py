@@ -23,6 +23,7 @@ from fastdraft.verification import (
     verify_greedy,
     verify_rejection,
     verify_sampled,
+    warm_up,
 )
 
 __all__ = ["Choice", "Verifier"]
@@ -109,7 +110,10 @@ class Verifier:
         if seeds is not None:
             arrays += np.array(seeds, np.int64), np.array(positions, np.int64)
         ids, offsets, *more = on_device(scores.device, *arrays)
-        memory = self._memory(scores, drafts, is_drawn=bool(drafts.draft_logits))
+        is_drawn = bool(drafts.draft_logits)
+        if is_drawn not in self._workspaces:
+            self._warm_up(scores, sampled=seeds is not None, is_drawn=is_drawn)
+        memory = self._memory(scores, drafts, is_drawn=is_drawn)
         options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
         if self._logprobs:
             options.update(logprobs=True, raw_logprobs=True)
@@ -127,6 +131,23 @@ class Verifier:
             options["likeliest"] = likeliest
         verify = verify_greedy if seeds is None else verify_sampled
         return _read(verify(scores, ids, offsets, **options))
+
+    def _warm_up(self, scores: torch.Tensor, *, sampled: bool, is_drawn: bool) -> None:
+        """Has the kernels compiled on a GPU that steps after the first one may need."""
+        warping = self._warping
+        for parents in (False,) if is_drawn else (False, True):
+            warm_up(
+                scores.device,
+                scores.dtype,
+                scores.shape[1],
+                sampled=sampled,
+                filters=warping != Warping(temperature=warping.temperature),
+                parents=parents,
+                draft_logits=is_drawn,
+                likeliest=not is_drawn,
+                logprobs=self._logprobs,
+                raw_logprobs=self._logprobs,
+            )
 
     def _memory(self, scores: torch.Tensor, drafts: StepDrafts, *, is_drawn: bool) -> Workspace:
         """The workspace of one kind of verification, larger than any so far where it has to be."""

@@ -16,6 +16,7 @@ def warm_up(
     dtype: torch.dtype,
     vocabulary: int,
     *,
+    sampled: bool = True,
     filters: bool = True,
     parents: bool = False,
     allowed: bool = False,
@@ -26,13 +27,14 @@ def warm_up(
 ) -> None:
     """Has every kernel compiled that a server's batches may need, of any number of requests.
 
-    Verifies one draft of one token in each way that the options leave open. Draft ids and parents
+    Verifies one draft of two tokens in each way that the options leave open. Draft ids and parents
     are int64, and rows of logits lie one after another; other ones have other kernels. Where no
     kernel is used, as on a CPU, it does nothing.
 
     Args:
         device, dtype, vocabulary: those of the logits.
-        filters: whether requests may have top_k, top_p or min_p.
+        sampled: whether requests may sample.
+        filters: whether they may then have top_k, top_p or min_p.
         parents: whether batches have parents; a server of both kinds calls it twice.
         allowed: whether there may be masks.
         draft_logits: whether drafts may have probabilities, in logits of the same type.
@@ -42,20 +44,21 @@ def warm_up(
     Raises:
         InvalidValueError: logits have no such type.
     """
-    logits = torch.zeros(2, vocabulary, dtype=dtype, device=device)
-    if not language.has_kernels(logits):
+    if not language.has_kernels(torch.empty(0, dtype=dtype, device=device)):
         return
+    logits = torch.zeros(3, vocabulary, dtype=dtype, device=device)
     numbers = torch.arange(2, device=device)
-    batch: dict[str, Any] = {"logits": logits, "draft_ids": numbers[:1], "offsets": numbers}
-    batch |= {"max_draft": 1, "logprobs": logprobs, "raw_logprobs": raw_logprobs}
-    tree: dict[str, Any] = {"parents": numbers[:1] - 1} if parents else {}
-    words = torch.full((2, -(-vocabulary // 32)), -1, dtype=torch.int32, device=device)
+    batch: dict[str, Any] = {"logits": logits, "draft_ids": numbers, "offsets": 2 * numbers}
+    batch |= {"max_draft": 2, "logprobs": logprobs, "raw_logprobs": raw_logprobs}
+    # Siblings, since one child after the other would be a chain.
+    tree: dict[str, Any] = {"parents": torch.full_like(numbers, -1)} if parents else {}
+    words = torch.full((3, -(-vocabulary // 32)), -1, dtype=torch.int32, device=device)
     masks: list[dict[str, Any]] = [{}, {"allowed": words}] if allowed else [{}]
     warpers: list[dict[str, Any]] = [{}, {"top_p": 0.5}] if filters else [{}]
     for mask, few in product(masks, (0, 1) if likeliest else (0,)):
         verify_greedy(**batch, **tree, **mask, likeliest=few)
-        for warper in warpers:
+        for warper in warpers if sampled else ():
             drawn_by = {"seeds": numbers[:1], "positions": numbers[:1], **warper}
             verify_sampled(**batch, **tree, **mask, **drawn_by, likeliest=few)
             if draft_logits:
-                verify_rejection(**batch, **mask, **drawn_by, draft_logits=logits[:1])
+                verify_rejection(**batch, **mask, **drawn_by, draft_logits=logits[:2])
