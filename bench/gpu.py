@@ -54,6 +54,7 @@ class Part(NamedTuple):
         needs: A package that has to be there.
         tool: Of compute-sanitizer, under which it runs.
         takes: Which of --seconds and --data it understands.
+        decides: What follows from its result.
     """
 
     name: str
@@ -64,55 +65,75 @@ class Part(NamedTuple):
     needs: str | None = None
     tool: str | None = None
     takes: tuple[str, ...] = ()
+    decides: str = ""
 
 
+# Their bounds add up to SECONDS. First what only a GPU can tell, and what decides most.
 PARTS = (
     Part(
-        "correctness",
-        "The kernels' tests, on the chip",
-        (*KERNEL_TESTS, "-k", "not replays", "tests/kernels"),
-        150,
-        (*KERNEL_TESTS, "tests/kernels/test_noise.py", "tests/kernels/test_steps.py"),
+        "arrivals",
+        "Whether the last program to arrive sees what the others left",
+        ("gpu_arrivals.py",),
+        70,
+        ("gpu_arrivals.py", "--rehearsal"),
         needs="triton",
-    ),
-    Part(
-        "graphs",
-        "CUDA graphs",
-        (*KERNEL_TESTS, "-k", "replays", "tests/kernels"),
-        90,
-        (*KERNEL_TESTS, "-k", "replays", "tests/kernels/test_align.py"),
-        needs="triton",
+        takes=("--seconds",),
+        decides="a difference, or a counter that is not 0 again, ends fused launches: two, without "
+        "`last_to_arrive`, take their place.",
     ),
     Part(
         "times",
         "Times of verification, caches cold, against one read of the logits",
         ("verification.py",),
-        110,
+        125,
         ("verification.py", "--device", "cpu"),
         takes=("--seconds",),
+        decides="eager calls above three times their graph: the host path comes first; `flat` "
+        "above 150 us at batch 1: thresholds split rows among programs.",
+    ),
+    Part(
+        "graphs",
+        "CUDA graphs",
+        (*KERNEL_TESTS, "-k", "replays", "tests/kernels"),
+        65,
+        (*KERNEL_TESTS, "-k", "replays", "tests/kernels/test_align.py"),
+        needs="triton",
+        decides="a replay that differs from its call: steps stay out of graphs.",
+    ),
+    Part(
+        "correctness",
+        "The kernels' tests, on the chip",
+        (*KERNEL_TESTS, "-k", "not replays", "tests/kernels"),
+        90,
+        (*KERNEL_TESTS, "tests/kernels/test_noise.py", "tests/kernels/test_steps.py"),
+        needs="triton",
+        decides="a failure that the interpreter does not show is the compiler's, or ours in what "
+        "it cannot see: no release for GPUs before it is understood.",
     ),
     Part(
         "generation",
         "Whole generations, with and without drafts",
         ("gpu_generation.py",),
-        220,
+        90,
         ("gpu_generation.py", "--rehearsal"),
         takes=("--seconds", "--data"),
+        decides="where drafts slow a batch down, what pays is priced wrongly there.",
     ),
     Part(
         "host-path",
         "Where a step synchronises",
         ("gpu_generation.py", "--host-path"),
-        45,
+        25,
         ("gpu_generation.py", "--host-path", "--rehearsal"),
         takes=("--data",),
+        decides="more than one wait a step is one too many.",
     ),
     *(
         Part(
             tool,
             f"The sanitizer {tool}",
             (*KERNEL_TESTS, "-k", "any_order", "tests/kernels"),
-            40,
+            25,
             None,
             needs="triton",
             tool=tool,
@@ -170,7 +191,8 @@ def read_tests(log: str) -> Row:
             found[match[2].strip()] = match[1]
     failures = [test for test, outcome in found.items() if outcome != "PASSED"]
     return {
-        "correct": not failures,
+        # Of a run that ended before its first test nothing is known.
+        "correct": not failures if found else None,
         "passed": len(found) - len(failures),
         "failures": [{"test": test} for test in failures],
     }
@@ -293,9 +315,11 @@ def page(report: Row) -> str:
         for name, part in report["parts"].items()
     ]
     lines = [f"# fastdraft on {device}", "", *rehearsed, *lines_of({**about, "parts": ends})]
-    titles = {part.name: part.title for part in PARTS}
+    parts = {part.name: part for part in PARTS}
     for name, found in report["parts"].items():
-        lines += ["", f"## {titles[name]}", "", *rehearsed]
+        lines += ["", f"## {parts[name].title}", "", *rehearsed]
+        if parts[name].decides:
+            lines += [f"What it decides: {parts[name].decides}", ""]
         if "error" in found:
             lines += [f"**{found['status'].capitalize()}.** Its last lines:", ""]
             lines += ["```text", *found["error"], "```", ""]

@@ -34,11 +34,12 @@ from fastdraft.late.alignment import Aligner, Texts, Trees
 from fastdraft.verification import Workspace, verify_greedy, verify_rejection, verify_sampled
 from harness import Row
 
-VERBS = ("greedy", "sampled", "filtered", "rejection", "tree")
+VERBS = ("greedy", "sampled", "filtered", "nucleus", "flat", "rejection", "tree")
 VOCABULARIES = (32_000, 128_256, 151_936, 262_144)
 TEMPERATURE = 0.8
 TOP_K = 50
 TOP_P = 0.9
+NUCLEUS = 0.95  # of top-p alone: ordinary rows, and flat ones
 REPEATS = 7
 LEAST_CALLS = 5  # in a round
 MEMORY = 16 << 30  # for the logits that a case goes around among
@@ -83,6 +84,8 @@ class Operands:
             parent = (token - 2 - token % 2).clamp(min=-1)
         self.parents = parent.repeat(batch)
         self.logits = normal(sizes.rows)
+        if verb == "flat":
+            self.logits /= 5
         start = torch.randint(vocabulary, (batch, 1), generator=random, device=device)
         self.draft_ids = (start + token) % vocabulary
         # About two thirds of the drafted tokens get most of the probability where they stand.
@@ -133,6 +136,8 @@ def fastdraft_entry(verb: str, operands: Operands, **options: Any) -> Call:
     if verb == "filtered":
         arguments["top_k"] = torch.full_like(operands.seeds, TOP_K)
         arguments["top_p"] = torch.full_like(temperature, TOP_P)
+    if verb in ("nucleus", "flat"):
+        arguments["top_p"] = torch.full_like(temperature, NUCLEUS)
     if operands.draft_logits is not None:
         return partial(verify_rejection, draft_logits=operands.draft_logits, **arguments)
     if verb == "tree":
@@ -145,9 +150,11 @@ def plain_weights(verb: str, logits: Tensor) -> Tensor:
     logits = logits.float() / TEMPERATURE
     if verb == "filtered":
         logits = logits.masked_fill(logits < logits.topk(TOP_K).values[:, -1:], -torch.inf)
+    if verb in ("filtered", "nucleus", "flat"):
         ordered, order = logits.sort(descending=True)
         probabilities = ordered.softmax(-1)
-        beyond = probabilities.cumsum(-1) - probabilities >= TOP_P
+        share = TOP_P if verb == "filtered" else NUCLEUS
+        beyond = probabilities.cumsum(-1) - probabilities >= share
         logits = logits.scatter(1, order, ordered.masked_fill(beyond, -torch.inf))
     return logits.softmax(-1)
 
@@ -219,7 +226,8 @@ def vllm(verb: str, operands: Operands) -> Call:
     drafts = operands.draft_ids.flatten().int()
     ends = operands.offsets[1:].int()
     top_k = torch.full((batch,), TOP_K, device=device)
-    top_p = torch.full((batch,), TOP_P, device=device)
+    share = TOP_P if verb == "filtered" else NUCLEUS
+    top_p = torch.full((batch,), share, device=device)
     about = SimpleNamespace(
         all_greedy=verb == "greedy",
         all_random=verb != "greedy",
@@ -232,9 +240,9 @@ def vllm(verb: str, operands: Operands) -> Call:
 
     def weights(logits: Tensor, each: int) -> Tensor:
         logits = logits.div_(TEMPERATURE)
-        if verb == "filtered":
-            k, p = top_k.repeat_interleave(each), top_p.repeat_interleave(each)
-            logits = filters.apply_top_k_top_p(logits, k, p)
+        if verb in ("filtered", "nucleus", "flat"):
+            k = top_k.repeat_interleave(each) if verb == "filtered" else None
+            logits = filters.apply_top_k_top_p(logits, k, top_p.repeat_interleave(each))
         return logits.softmax(-1, dtype=torch.float32)
 
     def call() -> object:
@@ -367,7 +375,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Sizes]]:
         grid = [product((1, 4), (4,), (1_000, 5_003), (torch.float32,))]
     else:
         dtypes = (torch.bfloat16, torch.float32)
-        grid = [product((1, 32), (4,), (128_256,), dtypes)]
+        grid = [product((1, 8, 64, 256), (4,), (151_936,), dtypes[:1])]
         grid.append(product((1, 8, 32, 128), (4, 10, 16), VOCABULARIES, dtypes))
     # The usual ones first, and all verbs of a size together, since time may end between any two.
     for sizes in dict.fromkeys(chain.from_iterable(grid)):

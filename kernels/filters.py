@@ -589,6 +589,6 @@ def launch(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:
     with temperature 0 or without filters costs nothing, and its sums stay as they are. One launch.
     """
     # With nothing else in it, one kernel serves sampled verification and rejection sampling.
-    scratch = scratch.only("chunk_maximum", "chunk_sum", *BUFFERS)
+    scratch = scratch.only(batch, "chunk_maximum", "chunk_sum", *BUFFERS)
     rows = len(batch.logits)
     grid.run(threshold_kernel, rows, batch, sampling, scratch=scratch, num_warps=_WARPS)

@@ -66,10 +66,10 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, values: Tensor, width: int | None = None) -> Rows:
         """width: that of one load, unless given."""
-        constants = width or config.width(values.dtype), config.unit(values), values.stride(1) == 1
         row_stride, token_stride = values.stride()
-        vocabulary = values.shape[1]
-        return cls(values, row_stride, token_stride, vocabulary, *map(_constant, constants))
+        width = width or config.width(values.dtype)
+        constants = _constants(width, config.unit(values), token_stride == 1)
+        return cls(values, row_stride, token_stride, values.shape[1], *constants)
 
 
 class Config(NamedTuple):
@@ -96,24 +96,26 @@ class Config(NamedTuple):
     GREEDY: Any
 
     @classmethod
-    def of(cls, batch: Batch, *, greedy: bool, tree: bool) -> Config:
+    def of(cls, vocabulary: int, *, allowed: bool, tree: bool, greedy: bool) -> Config:
         return cls(
-            _constant(config.FEW_REQUESTS),
-            _constant(config.REQUESTS),
-            _constant(config.chunks_block(batch.logits.shape[1])),
-            _constant(config.TILE_CHUNKS),
-            _constant(config.SLOTS),
-            _constant(config.wait_for_stores()),
-            _constant(batch.allowed is not None),
-            _constant(tree),
-            _constant(greedy),
+            *_constants(
+                config.FEW_REQUESTS,
+                config.REQUESTS,
+                config.chunks_block(vocabulary),
+                config.TILE_CHUNKS,
+                config.SLOTS,
+                config.wait_for_stores(),
+                allowed,
+                tree,
+                greedy,
+            )
         )
 
 
 @functools.lru_cache(typed=True)
-def _constant(value: object) -> object:
-    """A constant member of a tuple: the same one each time, which launches recognise quickly."""
-    return None if value is None else tl.constexpr(value)
+def _constants(*values: object) -> tuple[object, ...]:
+    """Constant members of a tuple: the same ones each time, which launches recognise quickly."""
+    return tuple(None if value is None else tl.constexpr(value) for value in values)
 
 
 class Operands(NamedTuple):
@@ -203,6 +205,12 @@ def run(
     allowed = batch.allowed
     # Parents matter where results are written alone: the other bodies are compiled once for both.
     is_tree = output is not None and batch.parents is not None
+    constants = Config.of(
+        batch.logits.shape[1],
+        allowed=allowed is not None,
+        tree=is_tree,
+        greedy=sampling is None,
+    )
     with torch.cuda.device_of(batch.logits):
         kernel[(count * split.programs,)](
             logits or Rows.of(batch.logits),
@@ -221,15 +229,15 @@ def run(
             other if sampling is None else sampling.seeds,
             other if sampling is None else sampling.positions,
             0 if allowed is None else allowed.stride(0),
-            len(batch.logits),
+            batch.logits.shape[0],
             batch.requests,
-            len(batch.draft_ids),
+            batch.draft_ids.shape[0],
             batch.max_draft,
             batch.likeliest,
             which,
             *split,
             BODY=body,
-            C=Config.of(batch, greedy=sampling is None, tree=is_tree),
+            C=constants,
             num_warps=num_warps,
             enable_fp_fusion=True,
         )

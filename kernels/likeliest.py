@@ -15,7 +15,7 @@ from fastdraft.kernels.filters import weigh
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
 from fastdraft.kernels.statistics import LOG2_E
-from fastdraft.kernels.workspace import LIKELIEST, Scratch, taker
+from fastdraft.kernels.workspace import LIKELIEST, Scratch, take
 
 # Tokens and probabilities have so many columns.
 COLUMNS = tl.constexpr(LIKELIEST)
@@ -101,8 +101,8 @@ def launch(batch: Batch, sampling: Sampling | None, scratch: Scratch) -> Likelie
     """
     if not batch.likeliest:
         return None
-    take = taker(batch)
-    found = Likeliest(take("likeliest_ids"), take("likeliest_probabilities"))
-    rows, scratch = len(batch.logits), scratch.only("chunk_maximum", "chunk_sum")
+    names = "likeliest_ids", "likeliest_probabilities"
+    found = take(batch, names, lambda of: Likeliest(*map(of, names)))
+    rows, scratch = len(batch.logits), scratch.only(batch, "chunk_maximum", "chunk_sum")
     grid.run(likeliest_kernel, rows, batch, sampling, scratch=scratch, output=found)
     return Likeliest(*(each[:, : batch.likeliest] for each in found))

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
     @property
     def requests(self) -> int:
-        return len(self.offsets) - 1
+        return self.offsets.shape[0] - 1
 
     @property
     def wanted(self) -> dict[str, bool]:

@@ -250,12 +250,13 @@ def launch(batch: Batch, sampling: Sampling | None) -> Verified:
         split = config.split_chunks(*batch.logits.shape)
         shared: dict[str, Any] = {"scratch": scratch, "output": output, "split": split}
         grid.run(sampled_kernel, rows, batch, sampling, **shared)
-        return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))
-    leave_statistics(batch, sampling, scratch)
-    found = likeliest.launch(batch, sampling, scratch)
-    filters.launch(batch, sampling, scratch)
-    grid.run(draw_kernel, rows, batch, sampling, scratch=scratch, output=output)
-    return output._replace(likeliest=found)
+        found = likeliest.launch(batch, sampling, scratch)
+    else:
+        leave_statistics(batch, sampling, scratch)
+        found = likeliest.launch(batch, sampling, scratch)
+        filters.launch(batch, sampling, scratch)
+        grid.run(draw_kernel, rows, batch, sampling, scratch=scratch, output=output)
+    return output if found is None else output._replace(likeliest=found)
 
 
 def leave_statistics(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,12 +12,14 @@ from torch import Tensor
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels.operands import CHUNK, Batch, Verified
 
+T = TypeVar("T")
+
 # Parts of a chunk that filters look at on their own.
 PARTS: Final = 16
 # The most of a row's likeliest tokens.
 LIKELIEST: Final = 8
-# Sizes of batches whose views a workspace keeps, some kilobytes each.
-_MOST_SIZES: Final = 256
+# Views that a workspace keeps, for batches of different sizes, a kilobyte or so each.
+_MOST_VIEWS: Final = 1024
 
 
 class Size(NamedTuple):
@@ -148,10 +150,13 @@ class Workspace:
         self.device = torch.empty(0, device=device).device
         self.has_checked = False
         self._buffers: dict[str, Tensor] = {}
-        self._views: dict[Size, dict[str, Tensor]] = {}
+        self._views: dict[tuple[object, ...], Any] = {}
         if self.device.type != "cpu":
             for name in BUFFERS:
                 self._buffer(name)
+        if self.device.type == "cuda":
+            # Zero on whatever stream they are used.
+            torch.cuda.current_stream(self.device).synchronize()
 
     def _buffer(self, name: str) -> Tensor:
         if name not in self._buffers:
@@ -171,22 +176,23 @@ class Workspace:
         )
 
     def take(self, name: str, size: Size) -> Tensor:
-        """The buffer of a name for a batch of a size, contiguous.
+        """The buffer of a name for a batch of a size, contiguous."""
+        lengths = size.lengths
+        shape = [lengths[each] for each in BUFFERS[name].dimensions]
+        return self._buffer(name)[: math.prod(shape)].view(shape)
 
-        Views are kept for the last sizes, which come again at every step: to make those of one
-        verification takes longer than a launch.
+    def kept(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What `make` gave for this key, which has the batch's size.
+
+        Sizes come again at every step, and the views of a verification take longer to make than its
+        launches.
         """
-        views = self._views.get(size)
-        if views is None:
-            if len(self._views) >= _MOST_SIZES:
+        found: T | None = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
-            views = self._views[size] = {}
-        view = views.get(name)
-        if view is None:
-            lengths = size.lengths
-            shape = [lengths[each] for each in BUFFERS[name].dimensions]
-            view = views[name] = self._buffer(name)[: math.prod(shape)].view(shape)
-        return view
+            found = self._views[key] = make()
+        return found
 
 
 class Scratch(NamedTuple):
@@ -222,32 +228,41 @@ class Scratch(NamedTuple):
             names += ("row_logprobs",)
         if batch.raw_logprobs:
             names += ("row_raw_logprobs", "raw_maximum", "raw_sum")
-        take = taker(batch)
-        return cls(**{name: take(name) for name in names})
+        return take(batch, names, lambda of: cls(**{name: of(name) for name in names}))
 
-    def only(self, *names: str) -> Scratch:
-        return Scratch(**{name: getattr(self, name) for name in names})
+    def only(self, batch: Batch, *names: str) -> Scratch:
+        def make(_: object) -> Scratch:
+            return Scratch(**{name: getattr(self, name) for name in names})
+
+        return take(batch, names, make)
 
 
 def take_output(batch: Batch) -> Verified:
     """The results of a verification, which kernels fill."""
-    take = taker(batch)
-    return Verified(
-        take("token_ids"),
-        take("lengths"),
-        take("status"),
-        None if batch.parents is None else take("path"),
-        take("logprobs") if batch.logprobs else None,
-        take("raw_logprobs") if batch.raw_logprobs else None,
-    )
+    is_tree, logprobs, raw_logprobs = batch.parents is not None, batch.logprobs, batch.raw_logprobs
+
+    def make(of: Callable[[str], Tensor]) -> Verified:
+        return Verified(
+            of("token_ids"),
+            of("lengths"),
+            of("status"),
+            of("path") if is_tree else None,
+            of("logprobs") if logprobs else None,
+            of("raw_logprobs") if raw_logprobs else None,
+        )
+
+    return take(batch, (Verified, is_tree, logprobs, raw_logprobs), make)
 
 
-def taker(batch: Batch) -> Callable[[str], Tensor]:
-    """Gives a buffer of `BUFFERS` by name, in the batch's size: the workspace's, or a new one."""
+def take(batch: Batch, key: tuple[object, ...], make: Callable[[Callable[[str], Tensor]], T]) -> T:
+    """What `make` makes of buffers in the batch's size, which it is given by name.
+
+    They are the workspace's, and then made once for a key and size, or new ones.
+    """
     rows, vocabulary = batch.logits.shape
     size = Size(rows, vocabulary, batch.requests, batch.max_draft)
     workspace, device = batch.workspace, batch.logits.device
     if workspace is not None:
-        return lambda name: workspace.take(name, size)
+        return workspace.kept((*size, *key), lambda: make(lambda name: workspace.take(name, size)))
     lengths = size.lengths
-    return lambda name: BUFFERS[name].make(lengths, device)
+    return make(lambda name: BUFFERS[name].make(lengths, device))

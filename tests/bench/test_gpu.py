@@ -87,7 +87,12 @@ def test_no_rehearsal_among_the_results(capsys):
     assert "figures mean nothing" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["times", "graphs"])
+def test_bounds_add_up_to_the_time_that_is_lent():
+    assert sum(part.seconds for part in gpu.PARTS) == gpu.SECONDS
+    assert all(part.decides for part in gpu.PARTS if part.tool is None)
+
+
+@pytest.mark.parametrize("name", ["arrivals", "times", "graphs"])
 def test_a_part_is_rehearsed(tmp_path, monkeypatch, name):
     parts = [each for each in gpu.PARTS if each.name == name]
     status, report, page = run(tmp_path, monkeypatch, parts)
@@ -96,10 +101,13 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch, name):
     assert found["status"] == "passed"
     if name == "graphs":
         assert found["result"] == {"correct": True, "passed": 1, "failures": []}
+    elif name == "arrivals":
+        assert found["result"]["correct"] is True and found["result"]["replays"] > 0
+        assert "What it decides" in page
     else:
         assert "| greedy | 1 | 4 | 1000 | float32 |" in page and "align.eager_us" in page
-        # Five verbs in four sizes.
-        assert len(found["result"]["rows"]) + found["result"]["left_out"] == 20
+        # Seven verbs in four sizes.
+        assert len(found["result"]["rows"]) + found["result"]["left_out"] == 28
 
 
 @pytest.mark.parametrize("more", [[], ["-n", "2"]], ids=["one by one", "side by side"])
@@ -148,6 +156,8 @@ def test_a_sanitizer_runs_tests_where_it_works(tmp_path, monkeypatch, does, stat
     sanitizer = sanitizer._replace(rehearsal=(*gpu.KERNEL_TESTS, str(test)), needs=None)
     _, report, page = run(tmp_path, monkeypatch, [sanitizer])
     assert report["parts"]["memcheck"]["status"] == status
+    if status == "error":  # it died before a test had run
+        assert report["parts"]["memcheck"]["result"]["correct"] is None
     if status == "not run":
         assert "Device not supported" in page
 

@@ -12,8 +12,8 @@ from adversarial import LAYOUTS, LENGTHS, allowed_bits, assert_same, in_layout
 from cases import case_of, of_every_shape
 
 from fastdraft.kernels import chunks, greedy, rejection, sampled
-from fastdraft.kernels.operands import Verified
-from fastdraft.kernels.workspace import Size
+from fastdraft.kernels.operands import Batch, Verified
+from fastdraft.kernels.workspace import Scratch, take_output
 from fastdraft.verification import (
     Workspace,
     compaction_indices,
@@ -186,15 +186,23 @@ def test_rows_without_a_softmax_have_no_logprobs():
 def test_a_workspace_keeps_the_views_of_its_last_sizes(monkeypatch):
     """At the size of a step that comes again nothing is made, and all views lie in its memory."""
     workspace = Workspace("cpu", max_rows=9, max_requests=3, vocabulary=2000, max_draft=4)
-    monkeypatch.setattr("fastdraft.kernels.workspace._MOST_SIZES", 3)
-    sizes = [Size(rows, vocabulary, 2, 3) for rows in (4, 9) for vocabulary in (1000, 2000)]
-    first = workspace.take("chunk_sum", sizes[-1])
-    for size in sizes * 2:
-        view = workspace.take("chunk_sum", size)
-        assert view.shape == (size.rows, -(-size.vocabulary // 1024))
-        assert view.is_contiguous() and view.data_ptr() == first.data_ptr()
-        assert workspace.take("chunk_sum", size) is view
-        assert workspace.take("row_results", size).shape == (size.rows,)
+    monkeypatch.setattr("fastdraft.kernels.workspace._MOST_VIEWS", 3)
+    offsets = torch.tensor([0, 1, 2])
+    batches = [
+        Batch(torch.zeros(rows, vocabulary), offsets[:2], offsets, 3, workspace=workspace)
+        for rows in (4, 9)
+        for vocabulary in (1000, 2000)
+    ]
+    first = Scratch.take(batches[-1], "chunk_sum").chunk_sum
+    for batch in batches * 2:
+        scratch = Scratch.take(batch, "chunk_sum", "row_results")
+        rows, vocabulary = batch.logits.shape
+        assert scratch.chunk_sum.shape == (rows, -(-vocabulary // 1024))
+        assert scratch.chunk_sum.is_contiguous()
+        assert scratch.chunk_sum.data_ptr() == first.data_ptr()
+        assert scratch.row_results.shape == (rows,)
+        assert Scratch.take(batch, "chunk_sum", "row_results") is scratch
+        assert take_output(batch).lengths.shape == (2,)
         assert len(workspace._views) <= 3
 
 

@@ -67,7 +67,7 @@ def check_batch(
     drafted, device = len(draft_ids), logits.device
     is_known = False
     if workspace is not None and workspace.has_checked and max_draft is not None:
-        size = Size(rows, vocabulary, len(offsets) - 1, max_draft)
+        size = Size(rows, vocabulary, offsets.shape[0] - 1, max_draft)
         is_known = (
             rows == drafted + size.requests
             and workspace.has_room(size)
@@ -141,6 +141,8 @@ def _check_option(batch: Batch, option: Option, value: float | Tensor) -> Tensor
     name, device = option.name, batch.logits.device
     integral = option.dtype == torch.int64
     if not isinstance(value, Tensor):
+        if type(value) is (int if integral else float) and value == option.off:
+            return None  # asked at every step, of most options
         if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):
             raise InvalidValueError(
                 f"{name} must be {'an integer' if integral else 'a number'} or a tensor, "
@@ -171,7 +173,7 @@ def _check_option(batch: Batch, option: Option, value: float | Tensor) -> Tensor
 
 def _of_each(batch: Batch, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     """A number for each request, on the logits' device."""
-    if value.shape != (batch.requests,):
+    if value.dim() != 1 or value.shape[0] != batch.requests:
         raise InvalidValueError(
             f"{name} must have one entry for each of the {batch.requests} requests, got shape "
             f"{tuple(value.shape)}"
