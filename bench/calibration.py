@@ -91,8 +91,8 @@ def run(job: Job, records: list[Record]) -> Learned:
     def end(_tokens: int) -> None:
         before = learned.copy()
         for bucket in engine.calibration().reliability:
-            place = min(TWENTIETHS - 1, int(bucket.chance * TWENTIETHS))
-            learned[place] = np.array([bucket.chance, bucket.accepted, 1]) * bucket.count
+            place = min(TWENTIETHS - 1, int(bucket.predicted * TWENTIETHS))
+            learned[place] = np.array([bucket.predicted, bucket.accepted, 1]) * bucket.count
         bins.append(np.concatenate([learned - before, paths]))
         paths[:] = 0
 

@@ -75,10 +75,10 @@ std::string lookups(const Datastore& store, const Token* queries, bool scattered
   fastdraft::Occurrence found[kMost];
   std::int64_t total = 0;
   for (std::int64_t i = 0; i < kLookups; ++i) {
-    const std::int64_t place = scattered ? i * 7919 : i;
+    const std::int64_t position = scattered ? i * 7919 : i;
     const std::int64_t decoded = kDocument - kPrompt;
-    const std::int64_t document = place / decoded % (kQueryTokens / kDocument);
-    const std::int64_t size = kPrompt + place % decoded;
+    const std::int64_t document = position / decoded % (kQueryTokens / kDocument);
+    const std::int64_t size = kPrompt + position % decoded;
     const Clock::time_point begin = Clock::now();
     {
       const Datastore::Reader reader(store);

@@ -69,7 +69,7 @@ class Writer {
   std::uint64_t state_;
 };
 
-// Where `draft` goes. Also keeps calls from being left out.
+// The columns of `draft`. Also keeps calls from being left out.
 alignas(Token) std::byte memory[std::size_t{4096} * 16];
 const DraftColumns draft = DraftColumns::in(memory, 4096);
 

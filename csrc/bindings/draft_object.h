@@ -25,7 +25,7 @@ struct DraftObject {
 // A new reference to an empty draft with room for `capacity` tokens.
 DraftObject* new_draft(std::int32_t capacity);
 
-// What functions that return a draft declare, for the stubs.
+// The return type that functions declare, for the stubs.
 struct DraftType {
   static constexpr auto name = pybind11::detail::const_name("fastdraft._core.Draft");
 };

@@ -48,7 +48,7 @@ class FastMethod {
   static PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
                         PyObject* keywords) {
     if (count == Call::kPositional && keywords == nullptr) {
-      // Where its class has a single base, pybind11 keeps the pointer in the instance itself.
+      // If its class has a single base, pybind11 keeps the pointer in the instance itself.
       auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
       if (instance->simple_layout && instance->simple_holder_constructed) {
         auto* value = static_cast<T*>(instance->simple_value_holder[0]);

@@ -154,7 +154,7 @@ void register_datastore(py::module_& module) {
       },
       py::arg("path"));
   store.def("_dump", &dump, py::arg("position"), py::arg("most"),
-            "The text from a position on, for `_load`, at most so many tokens, and its end.");
+            "The text from a position on, for `_load`, at most n tokens, and its end.");
   store.def("_load", &load, py::arg("text"), py::arg("grow"),
             "Adds the documents that `_dump` gave.");
   store.def("add", &add, py::arg("token_ids"), py::kw_only(), py::arg("prompt_size") = py::none(),
@@ -169,7 +169,7 @@ grow: called, from 128 tokens to the next, before the oldest text would have to 
     the store's limit, and then nothing leaves.
 
 The oldest text leaves as far as `max_bytes` asks. Once a prompt, of 32 tokens or more, has come
-again, all prompts keep about as many samples: an old one may enter again in place of leaving, or
+again, all prompts keep about as many samples: an old one may enter again instead of leaving, or
 the document be left out where its prompt has more than others. What of the document's beginning already stands
 in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The
 turns of a chat, each of which repeats the ones before, are thus stored once.
@@ -250,7 +250,7 @@ source: the store. A document that goes on in another segment of a file is two, 
 
 O(1) a token. Raises DatastoreError where the file cannot be written, or DatastoreClosedError.)");
   writer.def("finish", &DatastoreWriter::finish, py::call_guard<py::gil_scoped_release>(),
-             R"(Completes the file and puts it in its place.
+             R"(Completes the file and moves it to its path.
 
 Raises DatastoreError where it cannot be written, or DatastoreClosedError.)");
   writer.def("discard", &DatastoreWriter::discard, py::call_guard<py::gil_scoped_release>(),

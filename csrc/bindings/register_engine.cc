@@ -48,7 +48,7 @@ class type_caster<fastdraft::bindings::PythonEngine>
 namespace fastdraft::bindings {
 namespace {
 
-// Below so many tokens an index is faster built than the GIL released and
+// Below this many tokens an index is faster built than the GIL released and
 // taken back beside a busy thread.
 constexpr std::int64_t kShortPrompt = 256;
 
@@ -304,7 +304,7 @@ py::error_already_set as_python_error(const std::exception_ptr& error) {
   throw py::error_already_set(first);
 }
 
-// What the rows of a batch emitted in a step, with its arrays.
+// The tokens that the rows of a batch emitted in a step, with their arrays.
 struct EmittedRows {
   EmittedRows(const Integers& requests, const Integers& emitted_ids, const Integers& starts,
               const std::optional<Integers>& drafted)
@@ -335,7 +335,7 @@ void observe_batch(PythonEngine& engine, const Integers& requests, const Integer
   if (!failed.empty()) raise_rows(failed);
 }
 
-// A column of a fastdraft.Continuations, written in place.
+// A column of a fastdraft.Continuations, written where it lies.
 template <typename T>
 T* writable_column(const ContinuationsObject& out, const char* name, std::int64_t rows,
                    std::int64_t nodes) {
@@ -376,15 +376,15 @@ Continuations read_continuations(const ContinuationsObject& out) {
 
 void continue_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
                     const Integers& offsets, const ContinuationsObject& out,
-                    const std::optional<Integers>& drafted, const std::optional<Integers>& places) {
+                    const std::optional<Integers>& drafted, const std::optional<Integers>& slots) {
   const EmittedRows step(requests, emitted_ids, offsets, drafted);
-  const IntegerArray<std::int64_t> rows(places.value_or(Integers()), "places");
-  if (places) check_rows(rows.size(), step.ids.size(), "places");
+  const IntegerArray<std::int64_t> rows(slots.value_or(Integers()), "slots");
+  if (slots) check_rows(rows.size(), step.ids.size(), "slots");
   const Continuations columns = read_continuations(out);
   const std::vector<RowError> failed = [&] {
     const py::gil_scoped_release release;
     return engine.continue_batch(step.ids.data(), step.ids.size(), step.emitted.data(),
-                                 step.offsets.data(), step.verified, places ? rows.data() : nullptr,
+                                 step.offsets.data(), step.verified, slots ? rows.data() : nullptr,
                                  columns);
   }();
   if (!failed.empty()) raise_rows(failed);
@@ -600,11 +600,11 @@ A request that has several rows takes them in their order, as it would from seve
   engine.def(
       "continue_batch", &continue_batch, py::arg("requests"), py::arg("emitted_ids"),
       py::arg("offsets"), py::arg("out"), py::kw_only(), py::arg("drafted") = py::none(),
-      py::arg("places") = py::none(),
+      py::arg("slots") = py::none(),
       R"(`observe_batch`, and then what each row may go on with, for a host that does not wait for drafts.
 
 Row r emitted emitted_ids[offsets[r]:offsets[r + 1]]. Its continuations, a tree of the tokens most
-likely to follow, are written in place to row places[r] of `out`, row r by default. They hold for
+likely to follow, are written to row slots[r] of `out`, row r by default. They hold for
 the text up to these tokens: by the time they arrive the host may have emitted more, walks down the
 tree by those, and drafts what lies below. The config's `tree_budget` and `lookahead` bound the
 tree's nodes and depth, as `out` does; no cost cuts it.
@@ -613,7 +613,7 @@ out: the arrays, of any memory. Nobody else may touch them during the call.
 drafted: for each row how many draft tokens the target verified in this step, for `stats`, since
     the host makes its drafts of earlier continuations; by default none. The engine learns from
     the emitted tokens and its own last guess, whatever was verified.
-places: which rows of `out` to write.
+slots: which rows of `out` to write.
 
 A row that fails costs that row alone, as in `observe_batch`: it gets no continuations, all others
 are served, and then the first error is raised with all of them in `error.rows`. Where the arguments
@@ -662,7 +662,7 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
     const auto edge = static_cast<std::size_t>(i - 1);
     const bool is_last = edge == OfferModel::kConfidenceEdges.size();
     confidences.append(py::make_tuple(is_last ? 1.0f : OfferModel::kConfidenceEdges[edge],
-                                      OfferModel::first_chance(i)));
+                                      OfferModel::first_probability(i)));
   }
   module.attr("CONFIDENCE_CLASSES") = confidences;
   FastMethod<PythonEngine, FastPropose>::install(engine, "propose");

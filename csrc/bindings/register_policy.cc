@@ -116,14 +116,14 @@ Returns the seconds of a step that has room for 1 .. `widest` tokens a row, floa
 to give its forward, int64; both of shape (widest,). O(widest). Raises InvalidValueError.)");
   latency.def(
       "seconds_by_tokens",
-      [](StepLatency& self, std::int64_t rows, std::int64_t widest, bool hopeful) {
-        return array(self.seconds_by_tokens(rows, widest, hopeful));
+      [](StepLatency& self, std::int64_t rows, std::int64_t widest, bool optimistic) {
+        return array(self.seconds_by_tokens(rows, widest, optimistic));
       },
       py::arg("rows"), py::arg("widest") = StepLatency::kLongest, py::kw_only(),
-      py::arg("hopeful") = false,
+      py::arg("optimistic") = false,
       R"(What a step takes by the tokens of all its rows, for batches whose rows differ in length.
 
-hopeful: less where little is known, so that it will be tried.
+optimistic: less where little is known, so that it will be tried.
 
 Returns seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens, which
 takes at least what one token a row takes. It is what `propose_batch` takes as its `cost`.

@@ -75,10 +75,10 @@ void learn_rows(const Tables& tables, const std::int64_t* offsets, const Rows& c
         std::to_string(contexts.rows()) + " contexts, got " + shape_of(followers.array) + " and " +
         shape_of(given));
   }
-  const std::vector<float> chances(given.data(), given.data() + given.size());
+  const std::vector<float> copied(given.data(), given.data() + given.size());
   const py::gil_scoped_release release;
   Successors::learn(tables.found.data(), tables.size(), offsets, contexts.values.data(),
-                    followers.values.data(), chances.data(), followers.columns());
+                    followers.values.data(), copied.data(), followers.columns());
 }
 
 void learn_each(const Iterable& tables, const Integers& offsets, const Integers& contexts,

@@ -1,4 +1,4 @@
-// What inspect.signature and help() read, and what objects say of themselves.
+// Signatures for inspect.signature and help(), and the texts of repr().
 #pragma once
 
 #include <pybind11/pybind11.h>

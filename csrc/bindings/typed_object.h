@@ -33,12 +33,12 @@ struct ContinuationsType {
   static constexpr auto name =
       pybind11::detail::const_name("fastdraft.late.continuations.Continuations");
 };
-// What `OffersOfCall` takes.
+// The argument of `OffersOfCall`.
 struct OffersType {
   static constexpr auto name = pybind11::detail::const_name(
       "fastdraft._core.Offers | collections.abc.Sequence[fastdraft._core.Offers]");
 };
-// What `stores_of` takes.
+// The argument of `stores_of`.
 struct StoresType {
   static constexpr auto name =
       pybind11::detail::const_name("collections.abc.Sequence[fastdraft._core.Datastore]");

@@ -51,7 +51,7 @@ using fastdraft::Source;
 using fastdraft::StepCost;
 using fastdraft::Stores;
 
-// Of a fixed size, so that an error can be noted where there is no memory.
+// Its size is fixed, so that an error can be noted where there is no memory.
 constexpr std::size_t kMessageBytes = 1024;
 thread_local char error_message[kMessageBytes] = "";
 

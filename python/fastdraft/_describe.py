@@ -1,4 +1,4 @@
-"""What objects of the C++ module say of themselves; the module calls this."""
+"""The texts of repr() for objects of the C++ module, which calls this."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "batch", "draft", "engine", "offers", "size"]
 
 MOST_TOKENS = 16
-"""Of a longer draft the first tokens are shown."""
+"""The number of tokens that are shown; of a longer draft the first ones."""
 
 
 def amount(count: int, noun: str) -> str:
@@ -43,8 +43,8 @@ def draft(self: Draft) -> str:
     parents = self.parents.tolist()
     if parents != list(range(-1, len(tokens) - 1)):
         shown += f", parents={_cut(parents)}"
-    chances = [round(each, 3) for each in self.probabilities.tolist()]
-    return f"{shown}, probabilities={_cut(chances)}, sources={', '.join(_sources(self))}>"
+    probabilities = [round(each, 3) for each in self.probabilities.tolist()]
+    return f"{shown}, probabilities={_cut(probabilities)}, sources={', '.join(_sources(self))}>"
 
 
 def batch(self: DraftBatch) -> str:

@@ -1,4 +1,4 @@
-"""What an engine has learned about which draft tokens are accepted."""
+"""The learned state of an engine: which draft tokens are accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastdraft.errors import InvalidValueError
 
 __all__ = ["Calibration", "ReliabilityBucket"]
 
-_VERSION = 4
+_VERSION = 5
 _FEATURES: Mapping[str, int] = dict(_core.FEATURES)
 _MOST = _core.MOST_WEIGHT
 _OFFER_RANGES: Sequence[tuple[float, float]] = _core.OFFER_RANGES
@@ -29,10 +29,10 @@ _STEP_RANGES: Sequence[tuple[float, float]] = _core.STEP_RANGES
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBucket:
-    """The tokens whose predicted chance of acceptance fell into one range, a twentieth wide."""
+    """The tokens whose predicted probability fell into one range, a twentieth wide."""
 
-    chance: float
-    """The mean of the predicted chances."""
+    predicted: float
+    """The mean of the predicted probabilities."""
     accepted: float
     """The fraction that the target emitted."""
     count: int
@@ -43,7 +43,7 @@ class ReliabilityBucket:
 class Calibration:
     """The weights of an engine's acceptance model, and how well it predicted acceptance.
 
-    The chance that the target emits a token next is the logistic function of the sum of one weight
+    The probability that the target emits a token next is the logistic function of a sum: one weight
     for each feature of the token's evidence: logistic regression, learned online. The weights fit
     any engine that drafts by default, for any model; a saved calibration lets a new process begin
     where the last one ended.
@@ -71,7 +71,7 @@ class Calibration:
                 f"got {sizes}"
             )
         for bucket in self.reliability:
-            for value in (bucket.chance, bucket.accepted, bucket.count):
+            for value in (bucket.predicted, bucket.accepted, bucket.count):
                 if not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
                     raise InvalidValueError(f"reliability must be finite numbers, got {value!r}")
         for name, values in self.weights.items():
@@ -87,14 +87,14 @@ class Calibration:
         shown = f"{weights} weights of {len(self.weights)} features"
         if not count:
             return f"<Calibration, {shown}>"
-        gap = sum(each.count * abs(each.chance - each.accepted) for each in self.reliability)
+        gap = sum(each.count * abs(each.predicted - each.accepted) for each in self.reliability)
         return (
             f"<Calibration, {shown}; of {count:,} tokens, predicted and observed acceptance "
             f"differ by {gap / count:.3f} on average>"
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the calibration to a JSON file, in place of the one there once it is complete."""
+        """Writes a JSON file, which replaces an earlier one once it is complete."""
         content = {
             "fastdraft_calibration": _VERSION,
             "weights": {name: list(values) for name, values in self.weights.items()},

@@ -62,7 +62,7 @@ class DraftConfig:
     """Draft trees of at most this many tokens, the most probable ones; None drafts chains. Only the
     default drafter drafts trees."""
     token_cost: float = 0.02
-    """What a further token in a target forward costs, as a fraction of a forward over one token,
+    """The cost of a further token in a target forward, as a fraction of a forward over one token,
     for calls that give no cost of their own. 0 drafts all of the lookahead."""
     ngrams: NgramTable | str | os.PathLike[str] | None = None
     """A table of n-grams to draft from where nothing can be copied, or the path of one, which is
@@ -128,7 +128,7 @@ class DraftConfig:
 
         What the paper leaves open is decided so. A context that the prompt does not go on after
         backs off, without a discount, to its longest suffix that it does go on after, at last to
-        none. Of equally frequent tokens the one that came last in the prompt is taken. And a draft
+        none. Of equally frequent tokens the last one in the prompt is taken. And a draft
         ends at `lookahead` tokens, since on a text of repeats it would never end.
 
         To verify, the paper's Algorithm 1 draws one token from the target's distribution at each
@@ -189,7 +189,7 @@ class DraftConfig:
 
     @property
     def takes_offers(self) -> bool:
-        """Whether the drafter weighs offers and templates: the default one does."""
+        """True if the drafter weighs offers and templates: the default one does."""
         return self.drafter is None
 
     def __post_init__(self) -> None:

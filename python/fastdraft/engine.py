@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Source(IntEnum):
-    """Where a draft token was found."""
+    """The source of a draft token."""
 
     CONTEXT = 0
     """The request's own text: its prompt and output so far."""
@@ -35,7 +35,7 @@ class Source(IntEnum):
     READ_ONLY = 3
     """A datastore that it only reads: a frozen one, a corpus, or what a fleet has published."""
     RUNNING = 4
-    """What another request, which still runs, has written."""
+    """Text that another request, which still runs, has written."""
     TEMPLATE = 5
     """A template."""
     NGRAMS = 6

@@ -20,9 +20,9 @@ class FastdraftError(Exception):
     """The base of all errors that fastdraft raises on purpose."""
 
     rows: Mapping[int, Exception] = MappingProxyType({})
-    """Where `Engine.observe_batch` raised it for some rows of a batch, the error of each of them by
-    its index; all others were observed. Else empty, and the call changed nothing or is one of a
-    single request."""
+    """The errors of the rows of a batch, by their index, if `Engine.observe_batch` raised it for
+    some; all others were observed. Else empty, and the call changed nothing or is one of a single
+    request."""
 
 
 class InvalidValueError(FastdraftError, ValueError):

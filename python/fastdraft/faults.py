@@ -14,7 +14,7 @@ class Faults:
     """Counts errors and logs them as warnings: of each kind the first, then the 2nd, 4th, 8th...
 
     So an error of every step floods no log, and none hides another one. Errors are of one kind if
-    their type, their place in the code, and what they cost are the same. Thread-safe.
+    their type, their line of code, and what they cost are the same. Thread-safe.
 
     Args:
         logger: Where they are logged.
@@ -39,10 +39,10 @@ class Faults:
             error: The exception; by default the one that is being handled, if any.
         """
         error = error or sys.exc_info()[1]
-        place = None if error is None else error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        line = None if place is None else (place.tb_frame.f_code.co_filename, place.tb_lineno)
+        trace = None if error is None else error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        line = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         with self._lock:
             kind = (what, type(error), line)
             self._kinds[kind] += 1

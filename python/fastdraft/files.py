@@ -21,7 +21,7 @@ class TemporaryFolder:
     """A new folder for this user alone, mode 0700, which `close` removes.
 
     A process that was killed leaves its folders behind; the next one that makes a folder of the
-    same prefix in the same place removes them. It knows a dead process's folder by its lock, which
+    same prefix and parent removes them. It knows a dead process's folder by its lock, which
     the system releases. On disks without such locks, as some network disks, it stays.
 
     Args:
@@ -36,13 +36,13 @@ class TemporaryFolder:
     """
 
     def __init__(self, prefix: str, parent: str | os.PathLike[str] | None = None) -> None:
-        place = Path(tempfile.gettempdir() if parent is None else parent)
-        for other in place.glob(f"{prefix}*"):
+        folder = Path(tempfile.gettempdir() if parent is None else parent)
+        for other in folder.glob(f"{prefix}*"):
             _remove_dead(other)
         self._maker = os.getpid()
         # Until it is locked, another process may take it for a dead one's.
         while True:
-            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
             try:
                 self._lock = lock(self.path, os.O_RDONLY)
             except (BlockingIOError, FileNotFoundError):

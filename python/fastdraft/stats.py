@@ -1,4 +1,4 @@
-"""What drafting did for a request, and for many."""
+"""Counts of drafting for one request, and for many."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DraftStats:
     """Tokens drafted from the prediction that the target did not emit."""
     accepted_by_source: tuple[int, ...] = (0,) * 8
     """The accepted ones by where they were found: `accepted_by_source[Source.READ_ONLY]`. Those of
-    all kinds of offers are the last number. The sum is `accepted`, but some cannot be told where
+    all kinds of offers are the last number. The sum is `accepted`, but some are unknown where
     the host verified what it had drafted before (`Engine.continue_batch`), and none where no engine
     drafts."""
 
@@ -60,10 +60,10 @@ class DraftStats:
 
 @dataclass(frozen=True, slots=True)
 class AssistantStats:
-    """What the drafts of one draft model were worth in a generation, over all rows.
+    """The worth of one draft model's drafts in a generation, over all rows.
 
-    Counts are by the place in the draft, from its first token on. Tokens behind a refused one are
-    drafted but never judged.
+    Counts are by the position in the draft, from its first token on. Tokens behind a refused one
+    are drafted but never judged.
     """
 
     drafts: int = 0
@@ -71,23 +71,23 @@ class AssistantStats:
     drafted: int = 0
     """Tokens of these drafts."""
     judged: tuple[int, ...] = ()
-    """Of these, the tokens whose predecessors in the draft were all accepted."""
+    """Those of them whose predecessors in the draft were all accepted."""
     accepted: tuple[int, ...] = ()
-    """Of the judged, the accepted ones."""
+    """Those of the judged that were accepted."""
     seconds: float | None = None
-    """What one more draft token takes, for all rows together; None before any was timed."""
+    """Seconds of one more draft token, for all rows together; None before any was timed."""
     target_seconds: float | None = None
-    """What a forward over one token a row takes of the model that it drafts for."""
+    """Seconds of a forward over one token a row of the model that it drafts for."""
 
     @property
     def alpha(self) -> float:
-        """The chance that a judged token is accepted; 0.0 before the first."""
+        """The probability that a judged token is accepted; 0.0 before the first."""
         judged = sum(self.judged)
         return sum(self.accepted) / judged if judged else 0.0
 
     @property
     def alphas(self) -> tuple[float, ...]:
-        """The same by the place in the draft."""
+        """The same by the position in the draft."""
         accepted = (*self.accepted, *[0] * (len(self.judged) - len(self.accepted)))
         return tuple(a / j for a, j in zip(accepted, self.judged, strict=True))
 

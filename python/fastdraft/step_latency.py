@@ -40,7 +40,7 @@ class StepLatency(_core.StepLatency):
 
     @classmethod
     def of(cls, model: object, device_type: str, widths: Sequence[int] = ()) -> StepLatency:
-        """What is known of `model` from earlier generations; kept as long as the model lives.
+        """The latency learned for `model` by earlier generations; kept as long as the model lives.
 
         widths: The tokens a row that its forwards may have; empty for any number.
         """

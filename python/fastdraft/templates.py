@@ -137,7 +137,7 @@ class _Examples:
 
 
 def _referred(reference: str, root: Any) -> Any:
-    """What a reference such as `#/$defs/City` names; None for one that leads out of the schema."""
+    """The value that a reference such as `#/$defs/City` names; None for one that leads out."""
     path, found = reference.split("/"), root
     if path[0] != "#":
         return None

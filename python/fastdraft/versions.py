@@ -19,7 +19,7 @@ NEWEST: Final = (5, 24)
 
 
 def newer() -> str | None:
-    """What to say of a transformers newer than was tested; `None` for one that was."""
+    """The warning about a transformers newer than was tested; `None` for one that was."""
     found = version("transformers")
     major, minor = (int(part) for part in found.split(".")[:2])
     if (major, minor) <= NEWEST:
@@ -39,7 +39,7 @@ def naming_newer() -> Iterator[None]:
     Errors of a caller's own code, such as a streamer's, pass unchanged.
 
     Raises:
-        FastdraftError: In place of what Python raises for a name or an argument that is not there.
+        FastdraftError: Instead of what Python raises for a name or an argument that is not there.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def naming_newer() -> Iterator[None]:
 
 
 def _is_of_interface(error: BaseException) -> bool:
-    """Whether code of fastdraft or transformers raised it, or torch for them."""
+    """Returns whether code of fastdraft or transformers raised it, or torch for them."""
     packages = [
         frame.f_globals.get("__name__", "").partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)

@@ -236,9 +236,9 @@ def test_what_is_learned_stays_the_same(
     """The numbers are recorded ones: what they mean is tested above."""
     cost = _traced(device, sizes, a_row=a_row)
     (one, one_widths), (many, many_widths) = cost.best_widths(1), cost.best_widths(8)
-    hopeful = cost.seconds_by_tokens(3, 17, hopeful=True)
+    optimistic = cost.seconds_by_tokens(3, 17, optimistic=True)
     found = [
-        *(1e3 * times.mean() for times in (one, many, hopeful, cost.seconds_by_tokens(5, 300))),
+        *(1e3 * times.mean() for times in (one, many, optimistic, cost.seconds_by_tokens(5, 300))),
         *(1e3 * cost.seconds_in_one_graph(3, width) for width in (1, 3, 30, 280)),
         one_widths.mean(),
         many_widths.mean(),

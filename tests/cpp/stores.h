@@ -17,7 +17,7 @@ inline void add_text(Datastore& store, const Tokens& text) {
   store.add(text.data(), size, size);
 }
 
-// What Datastore::Reader::find is to find, by looking at every position: in a store whose documents
+// The oracle of Datastore::Reader::find, by looking at every position: in a store whose documents
 // have no common beginning, which would be stored once.
 inline std::vector<Occurrence> look_everywhere(const Datastore& store, const Tokens& text, int most,
                                                int links) {

@@ -1,4 +1,4 @@
-// What a SuffixAutomaton must say of its text, by looking everywhere.
+// The oracle of a SuffixAutomaton, by looking everywhere.
 #pragma once
 
 #include <algorithm>
@@ -19,20 +19,20 @@ inline std::int32_t alike(const Tokens& text, std::size_t end, const Tokens& oth
       common_suffix(text.data() + end, other.data() + other_end, most));
 }
 
-// Whether it knows where each token stood before.
+// Returns whether it knows where each token stood before.
 inline bool knows_previous(const SuffixAutomaton& index, const Tokens& text) {
   std::unordered_map<Token, std::int32_t> latest;
   for (std::int32_t position = 0; position < static_cast<std::int32_t>(text.size()); ++position) {
-    const auto [place, first] =
+    const auto [entry, first] =
         latest.try_emplace(text[static_cast<std::size_t>(position)], position);
-    if (index.previous(position) != (first ? -1 : place->second)) return false;
-    place->second = position;
+    if (index.previous(position) != (first ? -1 : entry->second)) return false;
+    entry->second = position;
   }
   return true;
 }
 
-// Whether it also knows, of every suffix that occurs earlier, where it ends first and last. Of a
-// text that came token by token, and has paths of more than 32 states, that may be any end.
+// Returns whether it also knows, of every suffix that occurs earlier, where it ends first and last.
+// Of a text that arrived token by token, and has paths of more than 32 states, that may be any end.
 inline bool knows_all(const SuffixAutomaton& index, const Tokens& text, bool exactly) {
   if (index.size() != static_cast<std::int64_t>(text.size())) return false;
   std::int32_t longest = 0;

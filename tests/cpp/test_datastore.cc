@@ -130,7 +130,7 @@ struct DamagedFile {
   SegmentEntry entry;
 };
 
-// A search looks at so many buckets and compares so many n-grams, and no more, however full a
+// A search looks at a bounded number of buckets and n-grams, however full a
 // damaged file says that its buckets are; and reads nothing outside the file.
 TEST(Datastore, ASearchOfADamagedFileEnds) {
   const DamagedFile file;
@@ -140,7 +140,7 @@ TEST(Datastore, ASearchOfADamagedFileEnds) {
   const auto table = static_cast<std::size_t>(SegmentLayout(file.entry).buckets[kOrder]);
   const std::int64_t count = file.entry.buckets[kOrder];
   ASSERT_GT(count, 2 * Bucket::kMostLooked);
-  // Whether the token is found behind so many entries, of another tag or of its own, which lead
+  // Returns whether the token is found behind n entries, of another tag or of its own, which lead
   // elsewhere.
   const auto is_found = [&](std::int64_t entries, bool same_tag, Posting elsewhere) {
     std::vector<char> content = file.whole;
@@ -148,12 +148,13 @@ TEST(Datastore, ASearchOfADamagedFileEnds) {
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t at = (Bucket::home(hash, count) + i) % count;
       Bucket bucket{};
-      for (int place = 0; place < Bucket::kEntries; ++place, --left) {
+      for (int position = 0; position < Bucket::kEntries; ++position, --left) {
         const std::uint8_t tag = Bucket::tag(hash);
-        bucket.tags[place] =
+        bucket.tags[position] =
             left == 0 || same_tag ? tag : static_cast<std::uint8_t>((tag ^ 1u) | 2u);
         // Behind the mark and the token, or behind another one.
-        bucket.positions[place] = (left == 0 ? Posting(token + 2, false, true) : elsewhere).bits();
+        bucket.positions[position] =
+            (left == 0 ? Posting(token + 2, false, true) : elsewhere).bits();
       }
       std::memcpy(content.data() + table + static_cast<std::size_t>(at) * sizeof(bucket), &bucket,
                   sizeof(bucket));

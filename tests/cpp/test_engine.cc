@@ -39,7 +39,7 @@ namespace {
 using testing::Tokens;
 
 constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
-// So long a text is far: a batch asks for its memory ahead.
+// A text of this length is far: a batch asks for its memory ahead.
 constexpr std::size_t kFar = 9000;
 
 RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {}) {
@@ -212,7 +212,7 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
   EXPECT_LT(guessed, kept + cut);
 }
 
-// What stays is what would be drafted without a vocabulary, but for its foreign tokens and all
+// The draft is the one that would be made without a vocabulary, but for its foreign tokens and all
 // that follow them.
 TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   config_.token_cost = 0.0;
@@ -229,17 +229,17 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
     for (std::uint32_t step = 0; step < 20; ++step) {
       const Draft all = propose_draft(free, id);
       Draft expected;
-      std::vector<std::int32_t> places;
+      std::vector<std::int32_t> indices;
       for (std::size_t i = 0; i < all.tokens.size(); ++i) {
         const Tokens path = all.path_to(static_cast<std::int32_t>(i));
         const bool known =
             std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
-        places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
+        indices.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
         foreign += all.tokens[i] == 3 && is_stored(all.sources[i]) ? 1 : 0;
         if (!known) continue;
         const std::int32_t parent = all.parents[i];
         expected.tokens.push_back(all.tokens[i]);
-        expected.parents.push_back(parent < 0 ? -1 : places[static_cast<std::size_t>(parent)]);
+        expected.parents.push_back(parent < 0 ? -1 : indices[static_cast<std::size_t>(parent)]);
         expected.probabilities.push_back(all.probabilities[i]);
         expected.sources.push_back(all.sources[i]);
       }
@@ -356,9 +356,9 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
       } catch (const MemoryLimitError& error) {
         fitted = static_cast<std::size_t>(engine.num_tokens(id)) - before;
         ASSERT_LE(fitted, step.size());
-        const std::string told = "; " + std::to_string(fitted) + " of " +
-                                 std::to_string(step.size()) + " observed tokens were taken";
-        EXPECT_NE(std::string(error.what()).find(told), std::string::npos) << error.what();
+        const std::string expected = "; " + std::to_string(fitted) + " of " +
+                                     std::to_string(step.size()) + " observed tokens were taken";
+        EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
         ASSERT_LE(engine.bytes(), config.max_bytes);
         propose_draft(engine, id);
         observe(engine, id, {});
@@ -547,7 +547,7 @@ TEST(Engine, LaterRequestsDraftAsIfNoTextHadComeAtOnce) {
   EXPECT_GT(drafted, 100U);
 }
 
-TEST(Engine, DraftsOnAfterTextThatCameAtOnce) {
+TEST(Engine, DraftsOnAfterTextThatArrivedAtOnce) {
   Engine engine({});
   const RequestId id = add(engine, testing::repeated(50));
   const std::size_t before = propose(engine, id).size();

@@ -13,32 +13,33 @@
 namespace fastdraft {
 namespace {
 
-using Place = LiveLists::Place;
+using Posting = LiveLists::Posting;
 
-// What a list should be: all places ever added. The lists and the log show the latest 31 of them
+// The oracle of a list: all postings ever added. The lists and the log show the latest 31 of them
 // whose text is held.
 struct Known {
   LiveLists::Address address;
   std::size_t order;
   std::uint32_t check;
-  std::vector<std::pair<std::int64_t, bool>> places;
+  std::vector<std::pair<std::int64_t, bool>> postings;
 };
 
-void expect_places(const LiveLists& lists, const LiveLog& log, const Known& known) {
+void expect_postings(const LiveLists& lists, const LiveLog& log, const Known& known) {
   ASSERT_TRUE(lists.is_of(known.address, known.check));
   EXPECT_FALSE(lists.is_of(known.address, known.check ^ 1));
-  LiveLists::Places places = lists.places(known.address);
+  LiveLists::Postings postings = lists.postings(known.address);
   int seen = 0;
-  for (auto place = known.places.rbegin(); place != known.places.rend(); ++place, ++seen) {
-    if (seen == LiveLists::kMostPlaces || place->first <= log.begin()) break;
-    ASSERT_GT(places.left(), 0);
-    ASSERT_EQ(places[0].position(log), place->first);
-    ASSERT_EQ(places[0].output(), place->second);
-    places.next();
+  for (auto posting = known.postings.rbegin(); posting != known.postings.rend();
+       ++posting, ++seen) {
+    if (seen == LiveLists::kMostPostings || posting->first <= log.begin()) break;
+    ASSERT_GT(postings.left(), 0);
+    ASSERT_EQ(postings[0].position(log), posting->first);
+    ASSERT_EQ(postings[0].output(), posting->second);
+    postings.next();
   }
-  // What may follow has left.
-  EXPECT_TRUE(places.left() == 0 || seen == LiveLists::kMostPlaces ||
-              places[0].position(log) <= log.begin());
+  // Any later posting has left.
+  EXPECT_TRUE(postings.left() == 0 || seen == LiveLists::kMostPostings ||
+              postings[0].position(log) <= log.begin());
 }
 
 void clean(LiveLists& lists, std::vector<Known>& all) {
@@ -53,12 +54,12 @@ void clean(LiveLists& lists, std::vector<Known>& all) {
       if (known == all.end()) continue;
       ASSERT_EQ(leaving[i].order, known->order);
       ASSERT_EQ(leaving[i].check, known->check);
-      Place live[LiveLists::kMostPlaces];
-      const int places = lists.copy_live(leaving[i].places, live);
-      if (places == 0) {
+      Posting live[LiveLists::kMostPostings];
+      const int postings = lists.copy_live(leaving[i].postings, live);
+      if (postings == 0) {
         all.erase(known);
       } else {
-        known->address = lists.make(known->order, known->check, live, places);
+        known->address = lists.make(known->order, known->check, live, postings);
       }
     }
   }
@@ -67,7 +68,7 @@ void clean(LiveLists& lists, std::vector<Known>& all) {
 
 // Lists grow, are left behind and are cleaned while text leaves, and stay what they should be; also
 // where addresses begin again.
-TEST(LiveLists, HoldTheLatestPlacesWhoseTextIsHeld) {
+TEST(LiveLists, HoldTheLatestPostingsWhoseTextIsHeld) {
   for (const std::uint32_t first_block : {0U, (1U << 24) - 5}) {
     LiveLog log(std::int64_t{3} << 20, 0);
     LiveLists lists;
@@ -91,19 +92,19 @@ TEST(LiveLists, HoldTheLatestPlacesWhoseTextIsHeld) {
       const std::size_t which = random() % (1 + random() % 3000);
       if (which >= all.size()) {
         const auto check = static_cast<std::uint32_t>(random() % (1U << 20));
-        const Place places[] = {{position - 1, !output}, {position, output}};
+        const Posting postings[] = {{position - 1, !output}, {position, output}};
         const std::size_t order = random() % kNumOrders;
-        all.push_back({lists.make(order, check, places, 2),
+        all.push_back({lists.make(order, check, postings, 2),
                        order,
                        check,
                        {{position - 1, !output}, {position, output}}});
       } else {
         all[which].address = lists.add(all[which].address, {position, output});
-        all[which].places.emplace_back(position, output);
+        all[which].postings.emplace_back(position, output);
       }
       if (step % 997 == 0) {
         for (const Known& known : all) {
-          ASSERT_NO_FATAL_FAILURE(expect_places(lists, log, known));
+          ASSERT_NO_FATAL_FAILURE(expect_postings(lists, log, known));
         }
       }
     }
@@ -114,14 +115,14 @@ TEST(LiveLists, HoldTheLatestPlacesWhoseTextIsHeld) {
 }
 
 // An address of long ago leads nowhere, or to what is no list, and neither is read.
-TEST(LiveLists, WhatIsNoListIsTold) {
+TEST(LiveLists, RefusesAddressesWithoutAList) {
   LiveLog log(std::int64_t{1} << 20, 0);
   LiveLists lists;
   lists.open(log, 7);
   const LiveLists::Address first = 7 << 8;
   log.append(1, false);
-  const Place places[] = {{0, false}, {1, true}};
-  ASSERT_EQ(lists.make(0, 5, places, 2), first);
+  const Posting postings[] = {{0, false}, {1, true}};
+  ASSERT_EQ(lists.make(0, 5, postings, 2), first);
   EXPECT_TRUE(lists.is_of(first, 5));
   EXPECT_FALSE(lists.is_list(first - 1));
   EXPECT_FALSE(lists.is_list(first + (1 << 8)));
@@ -136,14 +137,14 @@ TEST(LiveLists, NoMoreBlocksThanHaveNumbers) {
   LiveLog log(std::int64_t{1} << 20, 0);
   LiveLists lists;
   lists.open(log, LiveLists::kMostBlocks - 2, 3);
-  const Place place(1, true);
+  const Posting posting(1, true);
   log.append(7, true);
   for (int blocks = 1; blocks < 3; ++blocks) lists.add_block();
   EXPECT_THROW(lists.add_block(), MemoryLimitError);
   LiveLists::Block oldest;
   lists.begin_cleaning(&oldest);
   lists.end_cleaning();
-  lists.make(0, 0, &place, 1);
+  lists.make(0, 0, &posting, 1);
   EXPECT_LE(lists.num_blocks(), 3);
 }
 

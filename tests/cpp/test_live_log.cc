@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t kLogLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 100'000;
 
-// What 23 bits hold, and marks.
+// The limits of 23 bits, and marks.
 constexpr std::array<Token, 5> kEdges{-1, -1 - static_cast<Token>(kContextTokens), 0,
                                       LiveLog::kLargestToken, LiveLog::kUnknown};
 

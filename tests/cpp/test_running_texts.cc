@@ -21,7 +21,8 @@ void grow(RunningTexts::Text& text, const Tokens& tokens, std::size_t size) {
   text.grow(tokens.data(), static_cast<std::int64_t>(size), kPromptSize);
 }
 
-// Whether what the text's first `size` tokens end with is found, and nothing but what follows.
+// Returns whether what the text's first `size` tokens end with is found, and nothing but what
+// follows.
 bool is_found(const Datastore& store, RunningTexts::Owner reader, const Tokens& tokens,
               std::size_t size) {
   const RunningTexts::Reader running(*const_cast<Datastore&>(store).running(), reader);

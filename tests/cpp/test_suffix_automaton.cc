@@ -14,7 +14,7 @@ namespace {
 
 using testing::Tokens;
 
-// Of any text and token, known or not: memory that it does not have is not read.
+// With any text and token, known or not: memory that it does not have is not read.
 TEST(SuffixAutomaton, EndsEveryApproach) {
   for (const Tokens& text : {testing::random_text(300, 3, 1), testing::random_text(300, 80, 2),
                              testing::repeated(100), testing::fibonacci(200)}) {
@@ -32,7 +32,7 @@ TEST(SuffixAutomaton, EndsEveryApproach) {
   }
 }
 
-// Where paths are longer than kLatestWalk, the ends of a prompt are exact.
+// If paths are longer than kLatestWalk, the ends of a prompt are exact.
 TEST(SuffixAutomaton, KnowsTheSuffixesOfHostileTexts) {
   for (const Tokens& text :
        {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {

@@ -85,12 +85,12 @@ TEST(Threads, BatchesGoOnAtOnce) {
                               nodes.data() + 2 * kNodes,
                               probabilities.data()};
       const std::vector<std::int64_t> offsets{0, 1, 2};
-      const std::vector<std::int64_t> places{1, 0};
+      const std::vector<std::int64_t> positions{1, 0};
       for (std::uint32_t step = 0; step < 20; ++step) {
         const Tokens next = testing::random_text(2, 5, step);
         EXPECT_TRUE(engine
                         .continue_batch(ids.data(), 2, next.data(), offsets.data(), nullptr,
-                                        places.data(), out)
+                                        positions.data(), out)
                         .empty());
         EXPECT_EQ(base[0], 101 + static_cast<std::int32_t>(step));
         EXPECT_LE(count[1], kNodes);
@@ -159,7 +159,7 @@ TEST(Threads, CallsOnOneRequestTakeTurns) {
   }
 }
 
-// What one thread cancels costs the other threads' batches that row alone.
+// A request that one thread cancels costs the other threads' batches that row alone.
 TEST(Threads, ABatchKeepsTheRowsThatOthersDoNotCancel) {
   EngineConfig config;
   config.token_cost = 0.0;
@@ -292,7 +292,7 @@ TEST(Threads, TheBudgetHoldsUnderContention) {
       try {
         const RequestId id =
             add_predicted(engine, testing::random_text(1500, 100, thread * 100 + round));
-        EXPECT_LE(engine.bytes(), config.max_bytes * 3 / 2);  // a refused try counts for a moment
+        EXPECT_LE(engine.bytes(), config.max_bytes * 3 / 2);  // a refused try counts briefly
         engine.finish(id);
       } catch (const MemoryLimitError&) {
         ++refused;
@@ -384,13 +384,13 @@ TEST(Threads, ShareSuccessorsAndStepLatencies) {
   StepLatency latency(StepLatency::Device::kCpu);
   run_threads(4, [&](std::uint32_t thread) {
     const Tokens tokens = {1, 2, 3};
-    const std::vector<float> chances = {0.5f, 0.25f};
+    const std::vector<float> probabilities = {0.5f, 0.25f};
     const auto rows = std::int64_t{1} + thread;
     for (int i = 0; i < 500; ++i) {
       Successors* table = &successors;
       const std::vector<std::int64_t> offsets = {0, 1};
-      Successors::learn(&table, 1, offsets.data(), tokens.data(), tokens.data() + 1, chances.data(),
-                        2);
+      Successors::learn(&table, 1, offsets.data(), tokens.data(), tokens.data() + 1,
+                        probabilities.data(), 2);
       Successors::trees(&table, tokens.data(), 1);
       latency.observe(rows, 1.0 + i % 5, 0.01);
       static_cast<void>(latency.best_widths(rows, 9));

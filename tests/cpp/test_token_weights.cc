@@ -17,8 +17,8 @@ void add(Datastore& store, std::int64_t tokens, std::uint32_t seed) {
 
 TEST(TokenWeights, ALargerTableKnowsWhatTheSmallerOneLearned) {
   TokenWeights small(TokenWeights::kLeast);
-  const auto learned = TokenWeights::places(7, TokenWeights::Before(5, 6), 3, 1);
-  const auto other = TokenWeights::places(8, TokenWeights::Before(5, 6), 3, 1);
+  const auto learned = TokenWeights::indices(7, TokenWeights::Before(5, 6), 3, 1);
+  const auto other = TokenWeights::indices(8, TokenWeights::Before(5, 6), 3, 1);
   EXPECT_EQ(small.weigh(learned), 0.0f);
   small.learn(learned, 0.5f);
   EXPECT_GE(small.weigh(learned), 7 * TokenWeights::kRate * 0.5f - 1e-3f);
@@ -40,13 +40,13 @@ TEST(TokenWeights, AStoreHasAsManyAsItsTextIsWorth) {
   EXPECT_EQ(first->size(), TokenWeights::kLeast);
   EXPECT_EQ(store->bytes() - before, first->bytes());
   EXPECT_EQ(store->token_weights(), first);
-  first->learn(TokenWeights::places(1, {}, 0, 0), 1.0f);
+  first->learn(TokenWeights::indices(1, {}, 0, 0), 1.0f);
   add(*store, 5000, 3);
   const std::int64_t more = store->bytes();
   const auto second = store->token_weights();
   EXPECT_EQ(second->size(), TokenWeights::kMost);
   EXPECT_EQ(store->bytes() - more, second->bytes() - first->bytes());
-  EXPECT_GE(second->weigh(TokenWeights::places(1, {}, 0, 0)), 7 * TokenWeights::kRate - 1e-3f);
+  EXPECT_GE(second->weigh(TokenWeights::indices(1, {}, 0, 0)), 7 * TokenWeights::kRate - 1e-3f);
 }
 
 TEST(TokenWeights, GiveWayWhereAStoreGetsLittleMemory) {

@@ -77,7 +77,7 @@ def test_rows_go_where_they_are_sent() -> None:
     requests = [engine.add_request([1, 2, 3, 1]), engine.add_request([5, 6, 7, 5, 6])]
     out = Continuations.allocate(4, 8)
     out.base[:] = -7
-    engine.continue_batch(requests, [2, 7], [0, 1, 2], out, places=[3, 1])
+    engine.continue_batch(requests, [2, 7], [0, 1, 2], out, slots=[3, 1])
     assert out.base.tolist() == [-7, 6, -7, 5]
     assert row_of(out, 3)[0][:2] == [3, 1]
     assert row_of(out, 1)[0][:2] == [5, 6]
@@ -135,7 +135,7 @@ def test_of_several_rows_that_go_to_one_place_the_last_one_stays() -> None:
     other = engine.add_request([7, 8, 7])
     out = Continuations.allocate(2, 8)
     requests = [other, request, request]
-    engine.continue_batch(requests, [8, 1, 2], [0, 1, 2, 3], out, places=[0, 0, 0])
+    engine.continue_batch(requests, [8, 1, 2], [0, 1, 2, 3], out, slots=[0, 0, 0])
     assert out.base.tolist() == [5, 0]
     assert row_of(out, 0)[0][0] == 3
     assert engine.num_tokens(other) == 4
@@ -172,9 +172,9 @@ def test_it_learns_from_what_came_whatever_was_verified() -> None:
     [
         ({"offsets": [0, 2, 1]}, "offsets must rise"),
         ({"offsets": [0, 1]}, "one more entry"),
-        ({"places": [0, 2]}, r"places must be below the 2 rows .* got 2 at index 1"),
-        ({"places": [-1, 0]}, "got -1 at index 0"),
-        ({"places": [0]}, "places must have one entry"),
+        ({"slots": [0, 2]}, r"slots must be below the 2 rows .* got 2 at index 1"),
+        ({"slots": [-1, 0]}, "got -1 at index 0"),
+        ({"slots": [0]}, "slots must have one entry"),
         ({"drafted": [0, -1]}, "drafted must be 0 or greater, got -1 at index 1"),
         ({"drafted": [0]}, "drafted must have one entry"),
     ],

@@ -1,4 +1,4 @@
-// What an engine has learned about which draft tokens are accepted.
+// The learned state of an engine: which draft tokens are accepted.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct ReliabilityBucket {
   double count = 0;      // how many tokens
 };
 
-// What was learned of the offers of one kind, as numbers that OfferModel writes and reads.
+// The learned state of the offers of one kind, as numbers that OfferModel writes and reads.
 struct OfferCalibration {
   std::string kind;
   std::vector<float> values;

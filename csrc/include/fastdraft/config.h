@@ -22,7 +22,7 @@ class NgramTable;
 struct CalibratedConfig {
   // The most tokens of a draft tree; empty: drafts are chains.
   std::optional<std::int32_t> tree_budget;
-  // What often follows, where nothing that can be copied reaches far; null: nothing. Its tokens
+  // Frequent n-grams, used where nothing that can be copied reaches far; null: none. Its tokens
   // must be of the vocabulary.
   std::shared_ptr<const NgramTable> ngrams = nullptr;
 
@@ -80,7 +80,8 @@ struct FASTDRAFT_EXPORT EngineConfig {
   // Throws InvalidValueError that names the first value outside its range.
   void check() const;
 
-  // Whether drafts are cut to the tokens that pay. The other drafters draft as their papers do.
+  // Returns whether drafts are cut to the tokens that pay. The other drafters draft as their papers
+  // do.
   bool calibrated() const noexcept { return std::holds_alternative<CalibratedConfig>(drafter); }
 
   // The most tokens that a draft can have.

@@ -23,7 +23,7 @@ class PhaseFairMutex;
 class RunningTexts;
 class TokenWeights;
 
-// A place in a store where the last tokens of some text occur.
+// A position in a store where the last tokens of some text occur.
 struct Occurrence {
   std::int64_t next;    // position of the token that followed
   std::int32_t length;  // how many of the text's last tokens precede it
@@ -84,7 +84,7 @@ class FASTDRAFT_EXPORT Datastore {
   Datastore& operator=(const Datastore&) = delete;
   virtual ~Datastore();
 
-  // What `find` looks for.
+  // The arguments of `find`.
   struct Lookup {
     const Token* text;
     std::int64_t size;
@@ -92,7 +92,7 @@ class FASTDRAFT_EXPORT Datastore {
     std::size_t end = kOrders.size();
     std::array<std::uint64_t, kOrders.size()> hashes{};  // of their n-grams, where a store has them
 
-    // Of the orders that the text has and that are no shorter than `least`.
+    // By the orders that the text has and that are no shorter than `least`.
     Lookup(const Token* tokens, std::int64_t count, std::int32_t least) noexcept
         : text(tokens), size(count) {
       while (first < end && kOrders[first] > size) ++first;
@@ -101,7 +101,7 @@ class FASTDRAFT_EXPORT Datastore {
   };
 
   // A lock on the store: its text stays as it is while the reader lives. A closed store
-  // looks empty. Keep a reader for a moment only: `add` and `close` wait for it, and later
+  // looks empty. Keep a reader briefly: `add` and `close` wait for it, and later
   // readers wait for them. So its thread must not call the store meanwhile, nor make a
   // second reader; readers of several stores at once might wait for each other.
   class FASTDRAFT_EXPORT Reader {
@@ -152,7 +152,7 @@ class FASTDRAFT_EXPORT Datastore {
     // No token is greater; what is, is damage.
     Token largest_token() const { return store_->largest_token_; }
 
-    // Whether the token at `position`, one that is held, was a model's output.
+    // Returns whether the token at `position`, one that is held, was a model's output.
     bool output(std::int64_t position) const { return store_->output(position); }
 
     // The positions held: begin() .. end() - 1.
@@ -165,7 +165,7 @@ class FASTDRAFT_EXPORT Datastore {
 
   // Adds a document to a live store; the oldest text leaves as needed. But once a prompt has come
   // again, all prompts keep about as many samples of those that do: a sample of a prompt that has
-  // few enters again in place of leaving, at most a token for each that is added, or the document
+  // few enters again instead of leaving, at most a token for each that is added, or the document
   // itself is left out. Prompts of fewer than 32 tokens count from then on too. The tokens from
   // tokens[prompt_size] on are a model's output, which resembles other outputs more than prompts
   // do. A beginning of 32 tokens or more that the store holds already, as the beginning of a
@@ -179,7 +179,7 @@ class FASTDRAFT_EXPORT Datastore {
   //
   // `grow` is called each time the store is too full for the next tokens, before its oldest text
   // leaves. It may raise the limit; then nothing leaves. The store's lock is not held meanwhile.
-  // What it throws is passed on.
+  // Its exceptions are passed on.
   //
   // The first `context` tokens, kLongestMatch * 2 at most, are held elsewhere too, as the marks of
   // a log tell of its documents: no n-gram that ends there is indexed.
@@ -190,7 +190,7 @@ class FASTDRAFT_EXPORT Datastore {
     add(tokens, size, prompt_size, grow, 0);
   }
 
-  // Writes the store as a frozen one, in place of the file at `path` if there is
+  // Writes the store as a frozen one, replacing the file at `path` if there is
   // one, at once: an error or an interrupt leaves that as it was. Text that is added
   // or leaves meanwhile may or may not be in it. Needs about 20 bytes a token of memory, for 2^25
   // tokens at most. Throws DatastoreError or DatastoreClosedError.
@@ -256,12 +256,12 @@ using Stores = std::vector<std::shared_ptr<Datastore>>;
 // alone.
 class FASTDRAFT_EXPORT DatastoreWriter {
  public:
-  // So many tokens make a segment, which has an index of its own. Indexing one takes
+  // The number of tokens of a segment, which has an index of its own. Indexing one takes
   // about 20 bytes a token of memory.
   static constexpr std::int64_t kSegmentTokens = std::int64_t{1} << 25;
   static constexpr std::int64_t kLeastSegmentTokens = 1024;
 
-  // Begins the temporary file `path`.tmp, in the place of one whose writer was killed. Throws
+  // Begins the temporary file `path`.tmp, replacing one whose writer was killed. Throws
   // DatastoreError, also while another writer has it, and InvalidValueError for a `segment_tokens`
   // outside kLeastSegmentTokens .. kSegmentTokens.
   DatastoreWriter(const std::string& path, const std::optional<Fingerprint>& fingerprint,
@@ -270,7 +270,7 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   DatastoreWriter& operator=(const DatastoreWriter&) = delete;
   ~DatastoreWriter();
 
-  // What is appended next is another document. The first `context` tokens of it,
+  // The next tokens are another document. The first `context` tokens of it,
   // kLongestMatch * 2 at most, are stored elsewhere too, and only tell how far
   // an occurrence reaches back.
   void begin_document(std::int64_t context = 0);
@@ -289,7 +289,7 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   // Removes the temporary file, as does the destructor.
   void discard() noexcept;
 
-  // What was appended so far.
+  // The counts of what was appended so far.
   std::int64_t num_tokens() const;
   std::int64_t num_documents() const;
 

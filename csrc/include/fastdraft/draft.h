@@ -1,4 +1,4 @@
-// What an engine proposes.
+// The drafts that an engine proposes.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace fastdraft {
 
-// Where a draft token was found. From kOffer on: in an offer, see source_of in offers.h.
+// The source of a draft token. From kOffer on: in an offer, see source_of in offers.h.
 enum class Source : std::uint8_t {
   kContext = 0,
   kPrediction = 1,
@@ -25,7 +25,7 @@ enum class Source : std::uint8_t {
 };
 inline constexpr std::size_t kNumSources = 8;
 
-// Whether it is text of a datastore, or of a request that runs on one.
+// Returns whether it is text of a datastore, or of a request that runs on one.
 constexpr bool is_stored(Source source) noexcept {
   return source >= Source::kDatastore && source <= Source::kRunning;
 }
@@ -85,7 +85,7 @@ struct DraftColumns {
     std::fill_n(sources, count, source);
   }
 
-  // What the target accepts of the first `drafted` tokens, by what it emitted:
+  // The part of the first `drafted` tokens that the target accepts, by what it emitted:
   // the longest path from the root that the emitted tokens begin with. O(drafted).
   struct Accepted {
     std::int32_t tokens = 0;

@@ -35,7 +35,7 @@ struct RowOffers;
 
 using RequestId = std::int64_t;
 
-// What a request begins with. The tokens are copied.
+// The arguments of a new request. The tokens are copied.
 struct NewRequest {
   TokenSpan prompt;
   // Text that is expected in the output.
@@ -44,9 +44,9 @@ struct NewRequest {
   // request's tools, one text after another. It is indexed as if it stood before the prompt, and
   // never enters a store. Only the calibrated drafter takes it.
   TokenSpan templates = {};
-  // What it is drafted from, and no others; empty: the engine's. It enters the live ones.
+  // The stores that it is drafted from; empty: the engine's. Its text enters the live ones.
   std::optional<Stores> stores = std::nullopt;
-  // What it is drafted from too, and does not enter.
+  // Further stores that it is drafted from; its text does not enter them.
   Stores read_only = {};
 };
 
@@ -55,7 +55,7 @@ struct ProposeOptions {
   std::optional<StepCost> cost;          // empty: the config's token_cost
   const std::int32_t* limits = nullptr;  // for each row, the most draft tokens; null: the lookahead
   bool padded = false;                   // each row is padded to the longest draft
-  // What others guess: `num_offers` of different kinds, kMostOffers at most.
+  // Guesses of others: `num_offers` of different kinds, kMostOffers at most.
   const Offers* offers = nullptr;
   std::int64_t num_offers = 0;
 };
@@ -112,7 +112,7 @@ class FASTDRAFT_EXPORT Engine {
     return num_refused_offers_.load(std::memory_order_relaxed);
   }
 
-  // Whether it pays to make an offer of a kind for the next step, before it is made: wanted[r] for
+  // Decides whether it pays to make an offer of a kind for the next step: wanted[r] for
   // row r. `time` is what making them takes for all rows together, as Offers::time. Offers pay
   // where the tokens that they add, as learned from earlier steps whose drafts promised as much
   // without them, are worth the time that making and verifying them takes. Now and then the answer
@@ -146,7 +146,7 @@ class FASTDRAFT_EXPORT Engine {
                                                     const std::int32_t* drafted = nullptr);
 
   // For hosts that do not wait for drafts: observe_batch, and then each row's whole guess of what
-  // comes next, with nothing cut, written to row places[r] of `out` (null: to row r). A host that
+  // comes next, with nothing cut, written to row slots[r] of `out` (null: to row r). A host that
   // has emitted further tokens when it arrives goes on below them; see Continuations.
   //
   // `drafted`: how many draft tokens of row r the target verified in the step, since the engine
@@ -154,13 +154,13 @@ class FASTDRAFT_EXPORT Engine {
   // from the emitted tokens and its own guess, whatever was verified.
   //
   // A row that fails does not affect the others; it gets no continuations. Returns these rows, in
-  // order. Throws InvalidValueError before any change: falling offsets, a place outside `out`, or
+  // order. Throws InvalidValueError before any change: falling offsets, a slot outside `out`, or
   // `drafted` below 0. O(out.nodes) a row. Rows of one request take their tokens in order; of
-  // several rows that go to one place only the last one's continuations are computed. The drafter
+  // several rows that go to one slot only the last one's continuations are computed. The drafter
   // learns from all rows of a request.
   [[nodiscard]] std::vector<RowError> continue_batch(
       const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets,
-      const std::int32_t* drafted, const std::int64_t* places, const Continuations& out);
+      const std::int32_t* drafted, const std::int64_t* slots, const Continuations& out);
 
   DraftCounts counts(RequestId id);
   std::int64_t num_tokens(RequestId id);
@@ -172,7 +172,7 @@ class FASTDRAFT_EXPORT Engine {
   // Ends the request; its text enters no datastore, and no other request sees it any more.
   DraftCounts cancel(RequestId id);
 
-  // What was learned from all requests; empty where the drafter learns nothing.
+  // The learned state, from all requests; empty where the drafter learns nothing.
   std::optional<Calibration> calibration() const;
   // Goes on from it; its kinds of offers are added. Throws InvalidValueError where the drafter
   // learns nothing, for a kind as `offer_kind`, and where the numbers are not as many, or not in
@@ -199,10 +199,10 @@ class FASTDRAFT_EXPORT Engine {
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   const RowOffers* read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
                                bool refuse, RowOffers& read);
-  // What a step of the target brought to a request.
+  // A step of the target for one request.
   struct Step {
     TokenSpan emitted;
-    // What the last guess is compared with: of a request with several rows the tokens of all.
+    // Compared with the last guess: for a request with several rows the tokens of all.
     TokenSpan observed;
     // How many draft tokens of its own choice the host had the target verify. Empty: it verified
     // those that were proposed.

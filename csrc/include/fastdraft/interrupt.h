@@ -9,7 +9,7 @@ namespace fastdraft {
 // that another kind of call waits for. What it throws ends the call.
 using Interrupt = void (*)();
 
-// Of the process; null: none.
+// The process's function; null: none.
 FASTDRAFT_EXPORT void set_interrupt(Interrupt interrupt) noexcept;
 FASTDRAFT_EXPORT void check_interrupt();
 

@@ -58,7 +58,7 @@ class FASTDRAFT_EXPORT NgramTable {
     int size_ = 0;
   };
 
-  // What follows the last token of a text, the last two, and so on.
+  // The tokens that follow the last token of a text, the last two, and so on.
   struct Behind {
     std::array<Successors, kOrders> contexts;
     int orders = 0;  // how many of these contexts the table has, the shortest first
@@ -160,7 +160,7 @@ class FASTDRAFT_EXPORT NgramTableWriter {
   // A token's probability after a context is by absolute discounting: what each n-gram gives up
   // goes to what the shorter context has (H. Ney, U. Essen and R. Kneser, 1994).
   static constexpr double kDiscount = 0.75;
-  // What one text alone has is its own. It is not in the table.
+  // N-grams of one text alone are not in the table.
   static constexpr std::uint32_t kLeastTexts = 2;
 
   // Throws as OutputFile: the folder must be there, and no other writer at the path.
@@ -175,7 +175,7 @@ class FASTDRAFT_EXPORT NgramTableWriter {
   // outside 0 .. kLargestToken, or a group below 0 or beyond 2^32 - 1.
   void add(const Token* tokens, std::int64_t count, std::int64_t group);
 
-  // Writes the table and puts it in its place. Takes about 50 bytes a token of memory. Throws
+  // Writes the table and moves it to its path. Takes about 50 bytes a token of memory. Throws
   // DatastoreError where it cannot be written, and for the second call.
   void finish();
 

@@ -22,7 +22,7 @@ constexpr Source source_of(OfferKind kind) noexcept {
   return static_cast<Source>(static_cast<std::uint8_t>(Source::kOffer) + kind);
 }
 
-// What a drafter of one kind guesses for the rows of a batch, a tree of tokens for each row: row
+// The guesses of one kind of drafter for the rows of a batch, a tree of tokens for each row: row
 // r's tokens are offsets[r] to offsets[r + 1] - 1. A row without any has no offer. The arrays are
 // read during the call that they are passed to, and not afterwards.
 struct Offers {
@@ -35,10 +35,10 @@ struct Offers {
   // How sure the drafter is of each token where those before it are right, from 0 to 1. What that
   // is worth is learned, so it need not be calibrated. Null: it does not say.
   const float* confidences = nullptr;
-  // What it took to make them, for all rows together: in the unit of the cost curve, or, at a
+  // The time to make them, for all rows together: in the unit of the cost curve, or, at a
   // constant token cost, as a part of a step without drafts.
   double time = 0.0;
-  // Whether the drafter drew each token at random from its distribution, to be verified against
+  // True if the drafter drew each token at random from its distribution, to be verified against
   // that. Then a row with such an offer, a chain, drafts just that: to choose among drawn tokens
   // would bias the output.
   bool drawn = false;

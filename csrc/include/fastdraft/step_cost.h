@@ -1,4 +1,4 @@
-// What a target forward costs, and how many draft tokens it is worth.
+// The cost of a target forward, and how many draft tokens it is worth.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class FASTDRAFT_EXPORT StepCost {
 
   bool is_constant() const noexcept { return curve_ == nullptr; }
 
-  // What a draft token costs beside `rows` requests, where that is constant.
+  // The cost of a draft token beside `rows` requests, where that is constant.
   double slope(std::int64_t rows) const noexcept {
     return token_cost_ / (1.0 + token_cost_ * static_cast<double>(rows - 1));
   }
@@ -69,7 +69,7 @@ class FASTDRAFT_EXPORT StepCost {
 // tokens that the batch has been emitting in the time of a step without
 // drafts: with that rate as the price of time, no other choice emits the whole
 // text sooner (W. Dinkelbach, On nonlinear fractional programming, 1967).
-// Where the forward is `padded`, each row pays for the longest draft.
+// If the forward is `padded`, each row pays for the longest draft.
 //
 // O(rows * stride), with a sort of the probabilities for a curve.
 FASTDRAFT_EXPORT void keep_what_pays(const StepCost& cost, double rate, bool padded,

@@ -27,7 +27,7 @@ inline constexpr std::int64_t kAllTokens = std::int64_t{std::numeric_limits<Toke
 inline constexpr std::int64_t kMaxTextTokens = (std::int64_t{1} << 26) - 2;
 
 // How many of the tokens before `a` are those before `b`, counted from the last one
-// back, `most` at most. Both must have so many before them.
+// back, `most` at most. Both must have as many before them.
 inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t most) noexcept {
   constexpr std::int64_t kStep = 4;  // compared at once
   std::int64_t length = 0;
@@ -51,9 +51,9 @@ inline std::int64_t common_prefix(const Token* a, const Token* b, std::int64_t m
   return length;
 }
 
-// Whether all tokens are from 0 to below `vocabulary`, 1 to kAllTokens. All at once, since nearly
-// always they are: the highest bit is set of a negative token, and of what a foreign one exceeds
-// the vocabulary's last one by.
+// Returns whether all tokens are from 0 to below `vocabulary`, 1 to kAllTokens. All at once, since
+// nearly always they are: the highest bit is set of a negative token, and of what a foreign one
+// exceeds the vocabulary's last one by.
 inline bool all_below(const Token* tokens, std::int64_t count, std::int64_t vocabulary) noexcept {
   const auto last = static_cast<std::uint32_t>(vocabulary - 1);
   std::uint32_t foreign = 0;

@@ -43,9 +43,9 @@ class CalibratedDrafter : public Drafter {
   }
 
   void advance() override {
-    // A short repeated suffix occurs in many places, which are all weighed: no reason to follow
+    // A short repeated suffix occurs in many positions, which are all weighed: no reason to follow
     // the text from one of them.
-    CopyCursor::Place elsewhere;
+    CopyCursor::Continuation elsewhere;
     const Match match = context_.repeated_suffix();
     if (match.length >= kShortestJump) {
       elsewhere.position = context_.latest_end(match.state) + 1;
@@ -71,7 +71,7 @@ class CalibratedDrafter : public Drafter {
 
   void learn(const Token* emitted, std::int64_t count) final {
     learn_paths(emitted, count);
-    const AcceptanceModel::Moment begun = acceptance_.now();
+    const AcceptanceModel::Version begun = acceptance_.now();
     visit_path(emitted, count, [&](std::size_t node, Token next) {
       learn_of(nodes_[node].following, next, begun);
     });
@@ -128,7 +128,7 @@ class CalibratedDrafter : public Drafter {
 
   // The probability that a token below this node is accepted, with all before it.
   float probability_below(const DraftNode& node, float path) const noexcept {
-    return std::min(node.probability, acceptance_.path_chance(node.depth, path));
+    return std::min(node.probability, acceptance_.path_probability(node.depth, path));
   }
 
   // Makes a choice the next node, and writes it as the next token of the draft unless it is less
@@ -151,7 +151,7 @@ class CalibratedDrafter : public Drafter {
     return true;
   }
 
-  // Whether offers are among the choices of this guess.
+  // Returns whether offers are among the choices of this guess.
   bool offers_weigh() const noexcept { return offered_ != nullptr; }
 
   std::int32_t lookahead() const noexcept { return lookahead_; }
@@ -198,36 +198,36 @@ class CalibratedDrafter : public Drafter {
 
   // Learns which of one node's candidates was emitted. `begun`: when the step began to be learned.
   void learn_of(Candidates::Range following, Token emitted,
-                AcceptanceModel::Moment begun) noexcept {
-    struct Lesson {
+                AcceptanceModel::Version begun) noexcept {
+    struct Sampled {
       std::size_t candidate;
       AcceptanceModel::Outcome outcome;
     };
-    std::array<Lesson, Candidates::kMost> lessons;
+    std::array<Sampled, Candidates::kMost> sampled;
     std::size_t count = 0;
-    // Where nothing has been learned since the guess, all weigh what they did.
-    const bool unchanged = acceptance_.now() == moment_;
+    // If nothing has been learned since the guess, the weights are the same.
+    const bool unchanged = acceptance_.now() == version_;
     for (std::size_t c = following.first; c < following.last; ++c) {
       const Candidate& candidate = candidates_[c];
       const bool accepted = candidate.token == emitted;
       const int times = sample_.next(candidate.weight, accepted);
       if (times == 0) continue;
-      const float predicted = AcceptanceModel::chance(candidate.weight);
+      const float predicted = AcceptanceModel::probability(candidate.weight);
       const float current =
-          unchanged ? predicted : AcceptanceModel::chance(candidates_.weight_now(c));
-      lessons[count++] = {c, {accepted, predicted, current, times}};
+          unchanged ? predicted : AcceptanceModel::probability(candidates_.weight_now(c));
+      sampled[count++] = {c, {accepted, predicted, current, times}};
     }
     for (std::size_t i = 0; i < count; ++i) {
-      const auto& [c, outcome] = lessons[i];
+      const auto& [c, outcome] = sampled[i];
       const Candidate& candidate = candidates_[c];
       const float step =
-          acceptance_.learn(candidate.evidence, candidate.token, moment_, begun, outcome);
+          acceptance_.learn(candidate.evidence, candidate.token, version_, begun, outcome);
       const AcceptanceModel::NgramEvidence* ngrams = candidates_.ngram_evidence(c);
       if (ngrams != nullptr) acceptance_.learn(*ngrams, step);
       if (candidate.named) {
-        const float came = outcome.accepted ? 1.0f : 0.0f;
+        const float observed = outcome.accepted ? 1.0f : 0.0f;
         weights_->learn(candidate.names,
-                        static_cast<float>(outcome.times) * (came - outcome.current));
+                        static_cast<float>(outcome.times) * (observed - outcome.current));
       }
     }
   }
@@ -245,8 +245,8 @@ class CalibratedDrafter : public Drafter {
       best = c == following.first ? candidate.weight : std::max(best, candidate.weight);
     }
     if (same == nullptr || (!tree_ && same->weight < best)) return 0.0f;
-    path *= AcceptanceModel::chance(same->weight);
-    if (acceptance_.path_chance(node.depth, path) < least_) return 0.0f;
+    path *= AcceptanceModel::probability(same->weight);
+    if (acceptance_.path_probability(node.depth, path) < least_) return 0.0f;
     if (path > 0.0f) ++accepted_without_offers_;
     return path;
   }
@@ -258,13 +258,14 @@ class CalibratedDrafter : public Drafter {
 
   // Finds what may follow the text, for a guess of at most `limit` tokens.
   void begin(std::int32_t limit) {
-    moment_ = acceptance_.now();
+    version_ = acceptance_.now();
     matches_.find();
     ExpectedText expected;
     if (prediction_) {
-      expected = ExpectedText(prediction_->place(), prediction_->text(), prediction_->size());
+      expected =
+          ExpectedText(prediction_->continuation(), prediction_->text(), prediction_->size());
     }
-    const ExpectedText copy(copy_.place(), context_.text(), context_.size());
+    const ExpectedText copy(copy_.continuation(), context_.text(), context_.size());
     if (nodes_.size() <= static_cast<std::size_t>(limit)) {
       nodes_.resize(static_cast<std::size_t>(limit) + 1);
     }
@@ -293,7 +294,7 @@ class CalibratedDrafter : public Drafter {
       const auto node = static_cast<std::size_t>(count);
       std::size_t chosen = nodes_[node].choices.first;
       while (choices_[chosen].token != offer.token_ids[count]) ++chosen;
-      path *= AcceptanceModel::chance(choices_[chosen].weight);
+      path *= AcceptanceModel::probability(choices_[chosen].weight);
       draft_choice(node, chosen, path, 0.0f, draft);
       if (++count < limit) expand(node + 1);
     }
@@ -313,7 +314,7 @@ class CalibratedDrafter : public Drafter {
   const std::shared_ptr<const NgramTable> ngrams_;  // null: none
 
   // The last guess, until the next one, and when it was made.
-  AcceptanceModel::Moment moment_ = 0;
+  AcceptanceModel::Version version_ = 0;
   Candidates candidates_;
   const Candidate* choices_ = nullptr;  // those of the nodes: of candidates_, or of offered_
   // The first num_nodes_ are the guess.
@@ -352,7 +353,7 @@ class ChainDrafter final : public CalibratedDrafter {
       // In a long copy most tokens weigh the same.
       if (count == 0 || heaviest != weight) {
         weight = heaviest;
-        probability = AcceptanceModel::chance(weight);
+        probability = AcceptanceModel::probability(weight);
       }
       path *= probability;
       if (!draft_choice(static_cast<std::size_t>(count), best, path, least, draft)) break;
@@ -392,7 +393,7 @@ class TreeDrafter final : public CalibratedDrafter {
     float probability;
     std::size_t chosen;
     std::size_t parent;
-    // Of equals the first comes first.
+    // Among equals the first comes first.
     bool operator<(const Waiting& other) const noexcept {
       return probability != other.probability ? probability < other.probability
                                               : chosen > other.chosen;
@@ -404,7 +405,7 @@ class TreeDrafter final : public CalibratedDrafter {
     const auto wait_for = [&](std::size_t parent) {
       const Candidates::Range next = node(parent).choices;
       for (std::size_t c = next.first; c < next.last; ++c) {
-        const float path = node(parent).path * AcceptanceModel::chance(choice(c).weight);
+        const float path = node(parent).path * AcceptanceModel::probability(choice(c).weight);
         const float probability = probability_below(node(parent), path);
         if (probability < least) continue;
         waiting_.push_back({path, probability, c, parent});

@@ -81,8 +81,10 @@ void Candidates::ask_ngrams(const Node& node) noexcept {
   for (int i = 0; i < num_groups_; ++i) {
     longest = std::max(longest, groups_[static_cast<std::size_t>(i)].length());
   }
-  if (node.copy >= 0) longest = std::max(longest, copy_.place.length + node.depth);
-  if (node.prediction >= 0) longest = std::max(longest, prediction_.place.length + node.depth);
+  if (node.copy >= 0) longest = std::max(longest, copy_.continuation.length + node.depth);
+  if (node.prediction >= 0) {
+    longest = std::max(longest, prediction_.continuation.length + node.depth);
+  }
   ngrams_asked_ = tree_ || longest < MatchedTexts::kStrong;
   if (!ngrams_asked_) return;
   ngrams_behind_ = ngrams_->behind(before_ngrams_);
@@ -128,7 +130,8 @@ void Candidates::weigh_ngrams(std::int32_t depth, std::size_t first) noexcept {
     Candidate& candidate = candidates_[c];
     const NgramTable::Guess* known = guess_of(candidate.token);
     const NgramTable::Guess guess = known != nullptr ? *known : look_up(candidate.token);
-    const int lengths = candidate.evidence[A::kLengthAndRival] - A::place(A::kLengthAndRival, 0);
+    const int lengths =
+        candidate.evidence[A::kLengthAndRival] - A::weight_index(A::kLengthAndRival, 0);
     ngram_evidence_[c] =
         A::ngram_evidence(guess.order, guess.half_bits, lengths / A::kLengths, depth);
     candidate.weight += acceptance_.weigh(ngram_evidence_[c]);
@@ -271,7 +274,7 @@ void Candidates::weigh_again(std::int32_t depth, Candidate& candidate) noexcept 
   using A = AcceptanceModel;
   Group& group = groups_[0];
   weighed_until_ = std::numeric_limits<std::int32_t>::max();
-  // Of a source that matches so many tokens.
+  // For a source that matches `length` tokens.
   const auto until = [&](std::int32_t length) {
     weighed_until_ = std::min(weighed_until_, depth + A::alike_after(length));
   };
@@ -286,12 +289,13 @@ void Candidates::weigh_again(std::int32_t depth, Candidate& candidate) noexcept 
     until(group.store_length);
   }
   if (group.agreement.copy) {
-    candidate.evidence[A::kCopy] = A::place(A::kCopy, copy_.value(depth, true));
-    until(copy_.place.length + depth);
+    candidate.evidence[A::kCopy] = A::weight_index(A::kCopy, copy_.value(depth, true));
+    until(copy_.continuation.length + depth);
   }
   if (group.agreement.prediction) {
-    candidate.evidence[A::kPrediction] = A::place(A::kPrediction, prediction_.value(depth, true));
-    until(prediction_.place.length + depth);
+    candidate.evidence[A::kPrediction] =
+        A::weight_index(A::kPrediction, prediction_.value(depth, true));
+    until(prediction_.continuation.length + depth);
   }
   weigh_lengths(depth, group, 0, candidate);
 }
@@ -306,12 +310,12 @@ void Candidates::weigh_lengths(std::int32_t depth, const Group& group, std::int3
   const int longest = std::max(context, store);
   const int written = 2 * group.output_of_context + group.output_of_store;
   A::Evidence& evidence = candidate.evidence;
-  evidence[A::kContextLength] = A::place(A::kContextLength, context);
-  evidence[A::kStoreLength] = A::place(A::kStoreLength, store);
-  evidence[A::kRivalLength] = A::place(A::kRivalLength, rival);
-  evidence[A::kBothLengths] = A::place(A::kBothLengths, context * A::kLengths + store);
-  evidence[A::kLengthAndRival] = A::place(A::kLengthAndRival, longest * A::kLengths + rival);
-  evidence[A::kOutput] = A::place(A::kOutput, written * A::kLengths + longest);
+  evidence[A::kContextLength] = A::weight_index(A::kContextLength, context);
+  evidence[A::kStoreLength] = A::weight_index(A::kStoreLength, store);
+  evidence[A::kRivalLength] = A::weight_index(A::kRivalLength, rival);
+  evidence[A::kBothLengths] = A::weight_index(A::kBothLengths, context * A::kLengths + store);
+  evidence[A::kLengthAndRival] = A::weight_index(A::kLengthAndRival, longest * A::kLengths + rival);
+  evidence[A::kOutput] = A::weight_index(A::kOutput, written * A::kLengths + longest);
   evidence_weight_ = acceptance_.weigh(evidence);
   longest_ = longest;
   rival_ = rival;
@@ -327,20 +331,21 @@ void Candidates::weigh(const Group& group, std::int32_t rival_length, const Node
   candidate.token = group.token;
   candidate.agreement = group.agreement;
   A::Evidence& evidence = candidate.evidence;
-  evidence[A::kContextCount] = A::place(A::kContextCount, A::count_value(group.context_count));
-  evidence[A::kStoreCount] = A::place(A::kStoreCount, A::count_value(group.store_count));
-  evidence[A::kLatest] = A::place(
+  evidence[A::kContextCount] =
+      A::weight_index(A::kContextCount, A::count_value(group.context_count));
+  evidence[A::kStoreCount] = A::weight_index(A::kStoreCount, A::count_value(group.store_count));
+  evidence[A::kLatest] = A::weight_index(
       A::kLatest, node.latest_values - static_cast<int>(node.latest_of_context == group.token) -
                       3 * static_cast<int>(node.latest_of_stores == group.token));
   evidence[A::kCopy] =
-      A::place(A::kCopy, node.copy < 0 ? 0 : copy_.value(node.depth, group.agreement.copy));
-  evidence[A::kPrediction] =
-      A::place(A::kPrediction,
-               node.prediction < 0 ? 0 : prediction_.value(node.depth, group.agreement.prediction));
+      A::weight_index(A::kCopy, node.copy < 0 ? 0 : copy_.value(node.depth, group.agreement.copy));
+  evidence[A::kPrediction] = A::weight_index(
+      A::kPrediction,
+      node.prediction < 0 ? 0 : prediction_.value(node.depth, group.agreement.prediction));
   const auto total = static_cast<std::size_t>(node.total);
   const auto count =
       static_cast<std::size_t>(group.context_count) + static_cast<std::size_t>(group.store_count);
-  evidence[A::kShare] = A::place(A::kShare, kShareValues[total][count]);
+  evidence[A::kShare] = A::weight_index(A::kShare, kShareValues[total][count]);
   weigh_lengths(node.depth, group, rival_length, candidate);
 }
 

@@ -22,14 +22,14 @@ namespace fastdraft {
 struct ExpectedText {
   const Token* next = nullptr;
   std::int32_t count = 0;
-  CopyCursor::Place place;
+  CopyCursor::Continuation continuation;
 
   ExpectedText() = default;
-  ExpectedText(CopyCursor::Place found, const Token* text, std::int64_t size) noexcept
-      : place(found) {
-    if (place.position < 0) return;
-    next = text + place.position;
-    count = static_cast<std::int32_t>(size) - place.position;
+  ExpectedText(CopyCursor::Continuation found, const Token* text, std::int64_t size) noexcept
+      : continuation(found) {
+    if (continuation.position < 0) return;
+    next = text + continuation.position;
+    count = static_cast<std::int32_t>(size) - continuation.position;
   }
 
   // The token `depth` tokens on; -1: none.
@@ -37,10 +37,10 @@ struct ExpectedText {
 
   // The value of the features kCopy and kPrediction for a candidate, where this text expects a
   // token at this depth. It depends on whether that is the candidate, on the length of the match,
-  // and on whether the place in the text is a match or a guess.
+  // and on whether the position in the text is a match or a guess.
   int value(std::int32_t depth, bool is_candidate) const noexcept {
-    const int length = AcceptanceModel::length_value(place.length + depth);
-    const bool guessed = depth == 0 && place.footing == CopyCursor::Footing::kGuessed;
+    const int length = AcceptanceModel::length_value(continuation.length + depth);
+    const bool guessed = depth == 0 && continuation.kind == CopyCursor::MatchKind::kGuessed;
     const int if_candidate = guessed ? 1 : 2 + std::min(4, length / 2);
     const int if_another = 8 + std::min(3, length / 3);
     return is_candidate ? if_candidate : if_another;
@@ -62,7 +62,7 @@ struct alignas(64) Candidate {
   AcceptanceModel::Evidence evidence;
   Source source;
   bool named;  // whether it has names
-  TokenWeights::Places names;
+  TokenWeights::Indices names;
 };
 static_assert(sizeof(Candidate) == 64);
 
@@ -137,13 +137,13 @@ class Candidates {
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
   const Candidate* data() const noexcept { return candidates_.data(); }
 
-  // What the table says of a candidate; null: it was not asked.
+  // The table's evidence for a candidate; null: it was not asked.
   const AcceptanceModel::NgramEvidence* ngram_evidence(std::size_t i) const noexcept {
     if (ngrams_ == nullptr || ngram_evidence_[i].alone == 0) return nullptr;
     return &ngram_evidence_[i];
   }
 
-  // What a candidate weighs by what has been learned since.
+  // Returns a candidate's weight by what has been learned since.
   float weight_now(std::size_t i) const noexcept {
     const Candidate& candidate = candidates_[i];
     float weight = acceptance_.weigh(candidate.evidence);
@@ -154,11 +154,11 @@ class Candidates {
 
  private:
   static constexpr std::int32_t kLongestRun = 16;
-  // What one node may need, with a run after it.
+  // Room that one node may need, with a run after it.
   static constexpr std::size_t kRoom = kMost + kLongestRun;
-  static constexpr std::int32_t kNamedInCopies = 8;  // so many tokens of a draft
+  static constexpr std::int32_t kNamedInCopies = 8;  // in tokens of a draft
   static constexpr int kLongCopy = AcceptanceModel::kLengths - 1;
-  // A chain is never drafted from a match of so few tokens beside one of kStrong.
+  // A chain is never drafted from a match of at most this many tokens beside one of kStrong.
   static constexpr std::int32_t kWeak = 1;
 
   // A token that may follow the node, and the sources that expect it.
@@ -173,10 +173,10 @@ class Candidates {
     std::int32_t length() const noexcept { return std::max(context_length, store_length); }
   };
 
-  // What the candidates of one node share.
+  // Facts that the candidates of one node share.
   struct Node {
     std::int32_t depth;
-    // What the sources expect; -1: nothing.
+    // The tokens that the sources expect; -1: none.
     Token copy;
     Token prediction;
     Token latest_of_context;  // by the latest of the longest matches
@@ -217,7 +217,7 @@ class Candidates {
     candidate.named = weights_ != nullptr && (depth < kNamedInCopies || longest_ < kLongCopy);
     candidate.weight = evidence_weight_;
     if (!candidate.named) return;
-    candidate.names = TokenWeights::places(candidate.token, before_, longest_, rival_);
+    candidate.names = TokenWeights::indices(candidate.token, before_, longest_, rival_);
     candidate.weight += weights_->weigh(candidate.names);
   }
 
@@ -245,7 +245,7 @@ class Candidates {
   std::array<NgramTable::Guess, kNgrams> guesses_{};
   int num_guesses_ = 0;
   bool ngrams_asked_ = false;
-  // Of the candidate that was weighed last.
+  // State of the candidate that was weighed last.
   TokenWeights::Before before_;
   float evidence_weight_ = 0.0f;
   int longest_ = 0;

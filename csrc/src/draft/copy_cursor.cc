@@ -6,41 +6,43 @@
 namespace fastdraft {
 
 void CopyCursor::advance(const Token* text, std::int32_t limit, const Token* output,
-                         std::int64_t size, Place elsewhere) noexcept {
-  elsewhere.footing = Footing::kJumped;
-  if (place_.position >= 0 && place_.position < limit &&
-      text[place_.position] == output[size - 1]) {
-    const bool settled = place_.length >= kSettled;
-    ++place_.position;
-    ++place_.length;
-    if (settled || place_.footing == Footing::kGuessed) place_.footing = Footing::kFollowing;
-    if (!settled && elsewhere.length > place_.length + kSettled) place_ = elsewhere;
+                         std::int64_t size, Continuation elsewhere) noexcept {
+  elsewhere.kind = MatchKind::kJumped;
+  if (continuation_.position >= 0 && continuation_.position < limit &&
+      text[continuation_.position] == output[size - 1]) {
+    const bool settled = continuation_.length >= kSettled;
+    ++continuation_.position;
+    ++continuation_.length;
+    if (settled || continuation_.kind == MatchKind::kGuessed) {
+      continuation_.kind = MatchKind::kFollowing;
+    }
+    if (!settled && elsewhere.length > continuation_.length + kSettled) continuation_ = elsewhere;
     return;
   }
-  if (place_.length >= kSettled) {
-    parted_at_ = place_.position;
+  if (continuation_.length >= kSettled) {
+    parted_at_ = continuation_.position;
     since_ = 0;
     begun_ = true;
   }
-  // What comes before the copy begins is a preamble of any length, no edit.
+  // Text before the copy begins is a preamble of any length, no edit.
   since_ += begun_ ? 1 : 0;
   const bool patient = parted_at_ >= 0 && since_ <= kPatience;
-  place_ = patient ? nearby(text, limit, output, size) : Place{};
-  if (place_.length > 0) return;
+  continuation_ = patient ? nearby(text, limit, output, size) : Continuation{};
+  if (continuation_.length > 0) return;
   if (elsewhere.length > 0) {
-    place_ = elsewhere;
+    continuation_ = elsewhere;
   } else if (patient) {
-    // Of all edits, one that replaces as many tokens as it removes is the commonest.
-    place_.position = std::min(parted_at_ + since_, limit);
+    // The commonest edit replaces as many tokens as it removes.
+    continuation_.position = std::min(parted_at_ + since_, limit);
   }
 }
 
-// The place within the window before which the most tokens are those at the
+// The position within the window before which the most tokens are those at the
 // output's end, the nearest of those; of two as near the later one, since after an
 // edit a text goes on further down more often than further up.
-CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, const Token* output,
-                                     std::int64_t size) const noexcept {
-  Place best;
+CopyCursor::Continuation CopyCursor::nearby(const Token* text, std::int32_t limit,
+                                            const Token* output, std::int64_t size) const noexcept {
+  Continuation best;
   std::int32_t nearest = 0;
   const std::int32_t first = std::max(1, parted_at_ - kWindow);
   const std::int32_t last = std::min(limit, parted_at_ + kWindow);
@@ -53,7 +55,7 @@ CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, cons
         static_cast<std::int32_t>(common_suffix(text + position, output + size, most));
     const std::int32_t distance = std::abs(position - parted_at_);
     if (length > best.length || (length == best.length && distance <= nearest)) {
-      best = {position, length, Footing::kFollowing};
+      best = {position, length, MatchKind::kFollowing};
       nearest = distance;
     }
   }

@@ -1,4 +1,4 @@
-// What drafts for one request, whatever the method.
+// The interface of all drafters.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ class Drafter {
   virtual std::int32_t accepted_without_offers() const { return 0; }
 };
 
-// What a request's drafter is made from. All but the prediction must outlive it.
+// The arguments of a request's drafter. All but the prediction must outlive it.
 struct DrafterInputs {
   const SuffixAutomaton& context;  // holds the prompt
   const Token* prediction;
@@ -56,8 +56,8 @@ struct DrafterInputs {
   std::int32_t lookahead;
   AcceptanceModel* acceptance;  // shared by all requests; only CalibratedConfig needs one
   MemoryBudget& budget;
-  std::size_t num_entered = 0;      // the first so many stores are those that its text enters
-  std::int64_t templates_size = 0;  // the first so many tokens of the context are templates
+  std::size_t num_entered = 0;      // the first n stores are those that its text enters
+  std::int64_t templates_size = 0;  // the first n tokens of the context are templates
   std::shared_ptr<TokenWeights> weights = nullptr;  // of the first live store that its text enters
 };
 

@@ -34,7 +34,7 @@ void MatchedTexts::find() {
   // saves a third of the time.
   const std::int32_t shortest = std::clamp(repeated, 1, Datastore::kOrders.front());
   const auto size = repeated < kClear ? stores_.size() : 0;
-  // What the first store will read comes while the text itself is searched.
+  // Memory that the first store will read arrives while the text itself is searched.
   std::optional<Datastore::Reader> first;
   Datastore::Lookup lookup(context_.text(), context_.size(), shortest);
   if (size > 0) first.emplace(*stores_[0]).begin(lookup);
@@ -105,7 +105,7 @@ void MatchedTexts::add_of_context(std::int32_t position, std::int32_t length) no
       0};
 }
 
-// Whether one of the first `size` matches is at this position of the context.
+// Returns whether one of the first `size` matches is at this position of the context.
 bool MatchedTexts::found(std::int32_t position, int size) const noexcept {
   const Token* next = context_.text() + position;
   for (int i = 0; i < size; ++i) {
@@ -150,7 +150,7 @@ Source MatchedTexts::source_of(std::size_t store) const noexcept {
 // Adds what a store holds, or, without `store`, what other running requests have written: text that
 // may have moved once the reader is gone, so all of it is copied at once.
 //
-// All datastores share most_stored() places, so that none hides what another one has.
+// All datastores share most_stored() slots, so that none hides what another one has.
 template <typename Reader>
 void MatchedTexts::add_stored(const Reader& reader, const Datastore::Lookup& lookup, Source source,
                               const Datastore* store) {
@@ -160,29 +160,31 @@ void MatchedTexts::add_stored(const Reader& reader, const Datastore::Lookup& loo
                                 tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
   std::int32_t rank = 0;
   for (int i = 0; i < count; ++i) {
-    const Occurrence& place = found[static_cast<std::size_t>(i)];
-    const bool equal = i > 0 && found[static_cast<std::size_t>(i) - 1].length == place.length;
+    const Occurrence& occurrence = found[static_cast<std::size_t>(i)];
+    const bool equal = i > 0 && found[static_cast<std::size_t>(i) - 1].length == occurrence.length;
     rank = equal ? rank + 1 : 0;
     const auto last = matches_.begin() + size_;
     auto at = last;
     for (; at != last - num_stored_; --at) {
       const MatchedText& kept = *(at - 1);
-      if (kept.length > place.length || (kept.length == place.length && kept.rank <= rank)) break;
+      const bool longer = kept.length > occurrence.length;
+      if (longer || (kept.length == occurrence.length && kept.rank <= rank)) break;
     }
     const bool full = num_stored_ == most_stored();
     if (full && at == last) return;  // nor has the store any that is better
-    // Where all places are taken, the worst match's gives way.
+    // If all slots are taken, the worst match's gives way.
     const std::size_t slot = full ? slot_of(*(last - 1)) : static_cast<std::size_t>(num_stored_);
     Token* tokens = stored_tokens_.data() + slot * static_cast<std::size_t>(lookahead_);
-    const auto copied = static_cast<std::int32_t>(reader.copy(place.next, tokens, most));
+    const auto copied = static_cast<std::int32_t>(reader.copy(occurrence.next, tokens, most));
     if (copied == 0) continue;
-    rests_[slot] = {copied == most && most < lookahead_ ? store : nullptr, place.next + copied};
+    rests_[slot] = {copied == most && most < lookahead_ ? store : nullptr,
+                    occurrence.next + copied};
     if (!full) {
       ++num_stored_;
       ++size_;
     }
     std::copy_backward(at, full ? last - 1 : last, full ? last : last + 1);
-    *at = {tokens, copied, place.length, source, place.output, rank};
+    *at = {tokens, copied, occurrence.length, source, occurrence.output, rank};
   }
 }
 

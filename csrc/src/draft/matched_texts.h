@@ -17,7 +17,7 @@ namespace fastdraft {
 // The text that followed an earlier occurrence of the request's last tokens.
 struct MatchedText {
   const Token* next;
-  // In the request's own text, after so many tokens the copy starts over, as LZ77's
+  // In the request's own text, after `count` tokens the copy starts over, as LZ77's
   // does: a period repeats. In a datastore, there are no more.
   std::int32_t count;
   std::int32_t
@@ -27,7 +27,7 @@ struct MatchedText {
   // In a datastore: how many later matches of this length the datastore has.
   std::int32_t rank;
 
-  // Whether it is in a datastore.
+  // Returns whether it is in a datastore.
   bool stored() const noexcept { return is_stored(source); }
   // The token `depth` tokens on; -1: none.
   Token token(std::int32_t depth) const noexcept {
@@ -52,7 +52,7 @@ class MatchedTexts {
 
  public:
   static constexpr int kMost = 2 * kSuffixes + kTokensOfTree + kStoredOfTree;
-  // Beside a repeated suffix or another match of so many tokens, a chain is never drafted from
+  // Beside a repeated suffix or another match of this many tokens, a chain is never drafted from
   // a match of one token.
   static constexpr std::int32_t kStrong = 4;
 
@@ -65,7 +65,7 @@ class MatchedTexts {
   // longest first; of equally long ones each store's latest precedes its second latest.
   void find();
 
-  // Of a stored text so many tokens are copied at first; what follows them, when `reach` asks.
+  // The number of tokens of a stored text that are copied at first; `reach` copies the others.
   static constexpr std::int32_t kCopiedAtFirst = 8;
   // Has all of these matches' texts, for a draft that agrees with them so far.
   void reach(MatchSet matches);
@@ -76,7 +76,7 @@ class MatchedTexts {
   }
 
  private:
-  // Where the text repeats so much of its end, a chain is drafted from there.
+  // If the text repeats this many of its last tokens, a chain is drafted from there.
   static constexpr std::int32_t kClear = 8;
 
   int most_stored() const noexcept { return tree_ ? kStoredOfTree : kStored; }
@@ -85,7 +85,7 @@ class MatchedTexts {
   void find_suffixes() noexcept;
   void find_last_token() noexcept;
   Source source_of(std::size_t store) const noexcept;
-  // Which of stored_tokens_' places, of lookahead_ tokens each, has the text of a stored match.
+  // Which of stored_tokens_' slots, of lookahead_ tokens each, has the text of a stored match.
   std::size_t slot_of(const MatchedText& match) const noexcept {
     return static_cast<std::size_t>(match.next - stored_tokens_.data()) /
            static_cast<std::size_t>(lookahead_);
@@ -99,12 +99,12 @@ class MatchedTexts {
   const std::int64_t templates_size_;
   const std::int64_t prompt_size_;
   const Stores& stores_;
-  const std::size_t num_entered_;  // the first so many stores are those that the text enters
+  const std::size_t num_entered_;  // the first n stores are those that the text enters
   const std::int32_t lookahead_;
   const bool tree_;
   const TokenWeights* const weights_;  // null: none
   TokenWeights::Before before_;        // the next token, for `prefetch_weights`
-  // Where `approach` stands: a repeated suffix, then an earlier occurrence of the last token.
+  // The state of `approach`: a repeated suffix, then an earlier occurrence of the last token.
   Match way_;
   std::int32_t position_ = -1;
   std::array<MatchedText, kMost> matches_;
@@ -112,7 +112,7 @@ class MatchedTexts {
   int num_stored_ = 0;
   // Copied, since the text may leave the datastore.
   std::vector<Token, CountedAllocator<Token>> stored_tokens_;
-  // By the place in stored_tokens_: where the text goes on; a null store: nowhere.
+  // By the slot in stored_tokens_: where the text goes on; a null store: nowhere.
   struct Rest {
     const Datastore* store;
     std::int64_t position;

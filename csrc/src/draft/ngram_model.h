@@ -1,4 +1,4 @@
-// What follows the n-grams of a text.
+// Counts which tokens follow the n-grams of a text.
 #pragma once
 
 #include <cstdint>
@@ -41,13 +41,13 @@ class NgramModel {
   // NgramConfig::kMaxOrder. Throws MemoryLimitError.
   NgramModel(const Token* text, std::int64_t size, std::int32_t order, MemoryBudget& budget);
 
-  // Whether the text was, so that nothing goes on.
+  // Returns whether the text is empty, so that nothing goes on.
   bool empty() const noexcept { return ngrams_.size() == 1; }
 
   // The context of a text with `token` after it, given its own. O(1) amortised.
   Context advance(Context context, Token token) const noexcept;
 
-  // Where nothing follows a context, what follows the longest suffix of it that
+  // If nothing follows a context, what follows the longest suffix of it that
   // does go on, down to none: then it is the most frequent token. O(order).
   // The model must not be empty.
   Continuation continuation(Context context) const noexcept;

@@ -57,7 +57,7 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
   std::int32_t child = links.first[static_cast<std::size_t>(node) + 1];
   if (child < 0) return;
   const std::size_t known = candidates_.size();
-  // What an offered token is up against that is not among the candidates found without this offer.
+  // The best rival of an offered token that the others do not expect.
   float rival = kNone;
   for (std::size_t c = first; c < known; ++c) {
     rival = std::max(rival, candidates_[c].weight);
@@ -76,7 +76,7 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
     if (same == candidates_.end()) {
       add({token, 0.0f, {0, false, false}, {}, source_of(offer.kind), false, {}});
     }
-    // Of equal siblings the first one counts.
+    // Among equal siblings the first one counts.
     std::int32_t& index = offered_[c].indices[k];
     if (index == kNotOffered) index = child;
   }

@@ -11,9 +11,10 @@
 
 namespace fastdraft {
 
-// Every offer in turn corrects the weights that came of the engine's evidence and of the offers
-// before it, and adds the tokens that only it expects. For example, the engine expects 5, and an
-// offer 5 and 8: 5 is a candidate whose weight counts both, 8 one that the engine did not find.
+// Every offer in turn corrects the weights that follow from the engine's evidence and from the
+// offers before it, and adds the tokens that only it expects. For example, the engine expects 5,
+// and an offer 5 and 8: 5 is a candidate whose weight counts both, 8 one that the engine did not
+// find.
 //
 // Not thread-safe.
 class OfferedCandidates {
@@ -40,7 +41,7 @@ class OfferedCandidates {
   using Indices = std::array<std::int32_t, static_cast<std::size_t>(kMostOffers)>;
   static constexpr std::int32_t kNotOffered = -2;
 
-  // What the offers say of a candidate.
+  // The offers' evidence for a candidate.
   struct Offered {
     // An offer's evidence, and the weight before it.
     struct Weighed {

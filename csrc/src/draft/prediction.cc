@@ -9,7 +9,7 @@ Prediction::Prediction(const Token* tokens, std::int64_t size, MemoryBudget& bud
 
 void Prediction::advance(const Token* text, std::int64_t size) noexcept {
   match_ = index_.advance(match_, text[size - 1]);
-  CopyCursor::Place elsewhere;
+  CopyCursor::Continuation elsewhere;
   if (match_.length > 0) {
     elsewhere.position = index_.first_end(match_.state) + 1;
     elsewhere.length = match_.length;

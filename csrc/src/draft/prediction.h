@@ -24,8 +24,8 @@ class Prediction {
   // it, `size` tokens. O(1) amortised while following, O(64) after an edit.
   void advance(const Token* text, std::int64_t size) noexcept;
 
-  // Where the output goes on, if the prediction holds.
-  CopyCursor::Place place() const noexcept { return cursor_.place(); }
+  // The output's continuation, if the prediction holds.
+  CopyCursor::Continuation continuation() const noexcept { return cursor_.continuation(); }
 
   const Token* text() const noexcept { return index_.text(); }
   std::int64_t size() const noexcept { return index_.size(); }

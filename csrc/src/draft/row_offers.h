@@ -31,7 +31,7 @@ struct RowOffers {
   std::array<RowOffer, static_cast<std::size_t>(kMostOffers)> offers;
   int size = 0;
 
-  // Where the offer is that has to be drafted as it is; `size`: nowhere.
+  // The index of the offer that has to be drafted as it is; `size`: there is none.
   int drawn() const noexcept {
     return static_cast<int>(
         std::find_if(begin(), end(), [](const RowOffer& each) { return each.drawn; }) - begin());

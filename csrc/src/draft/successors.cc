@@ -50,7 +50,7 @@ struct Successors::Waiting {
 
 Successors::Successors(std::int64_t slots) : slots_(slots_of(slots)) {}
 
-std::size_t Successors::place_of(Token before, Token last) const noexcept {
+std::size_t Successors::slot_of(Token before, Token last) const noexcept {
   const std::uint64_t key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(before)) << 32 |
                             static_cast<std::uint32_t>(last);
   const std::uint64_t mixed = (key ^ key >> 29) * 0x9E3779B97F4A7C15u;
@@ -58,7 +58,7 @@ std::size_t Successors::place_of(Token before, Token last) const noexcept {
 }
 
 const Successors::Slot* Successors::find(Token before, Token last) const noexcept {
-  const Slot& slot = slots_[place_of(before, last)];
+  const Slot& slot = slots_[slot_of(before, last)];
   return slot.last == last && slot.before == before && last >= 0 ? &slot : nullptr;
 }
 
@@ -69,7 +69,7 @@ const Successors::Slot* Successors::successors_of(Token before, Token last) cons
 
 void Successors::ask_for(Token before, Token last) const noexcept {
   for (const Token each : {Token{-1}, before}) {
-    const Slot* const slot = &slots_[place_of(each, last)];
+    const Slot* const slot = &slots_[slot_of(each, last)];
     prefetch(slot);
     prefetch(&slot->probabilities[kMost - 1]);
   }
@@ -86,7 +86,7 @@ void Successors::enter(const Token* contexts, std::int64_t rows, const Token* to
     const Token last = contexts[2 * row + 1];
     if (last < 0) continue;
     const auto enter_behind = [&](Token before) {
-      Slot& slot = slots_[place_of(before, last)];
+      Slot& slot = slots_[slot_of(before, last)];
       slot.before = before;
       slot.last = last;
       std::fill_n(slot.token_ids, kMost, -1);
@@ -120,14 +120,15 @@ void Successors::grow(const Token* end, std::size_t nodes, Trees& trees,
   waiting.clear();
   std::int32_t order = 0;
   // The root's children: the successors of the text, and the last position's runners-up, whose
-  // chances are those without the token that was emitted. Of a token in both the surer counts.
-  const auto expect = [&](Token token, float chance) {
+  // probabilities are those without the token that was emitted. Of a token in both the surer
+  // counts.
+  const auto expect = [&](Token token, float probability) {
     const auto same = std::find_if(waiting.begin(), waiting.end(),
                                    [token](const Waiting& each) { return each.token == token; });
     if (same == waiting.end()) {
-      waiting.push_back({chance, order++, end[2], token, -1, 1, chance});
-    } else if (chance > same->path) {
-      same->path = same->confidence = chance;
+      waiting.push_back({probability, order++, end[2], token, -1, 1, probability});
+    } else if (probability > same->path) {
+      same->path = same->confidence = probability;
     }
   };
   const Slot* slot = successors_of(end[1], end[2]);

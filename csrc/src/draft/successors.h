@@ -1,4 +1,4 @@
-// What the target's logits said may follow a text: a table of likely next tokens, and trees from
+// Likely next tokens, remembered from the target's logits: a table of them, and trees from
 // it.
 #pragma once
 
@@ -75,7 +75,7 @@ class Successors {
   };
   struct Waiting;
 
-  std::size_t place_of(Token before, Token last) const noexcept;
+  std::size_t slot_of(Token before, Token last) const noexcept;
   const Slot* find(Token before, Token last) const noexcept;
   const Slot* successors_of(Token before, Token last) const noexcept;
   void ask_for(Token before, Token last) const noexcept;

@@ -81,20 +81,21 @@ void sort_by_row(std::vector<RowError>& errors) {
             [](const RowError& a, const RowError& b) { return a.row < b.row; });
 }
 
-// The memory of a shorter text is as near as what was asked for. With 64 rows of 100,000 tokens,
-// asking takes 0.9 of the time of a batch on an AMD EPYC; with 1,000 tokens it gained nothing.
+// Prefetching short contexts gains nothing: they are in cache already. With 64 rows of 100,000
+// tokens, prefetching takes 0.9 of the time of a batch on an AMD EPYC; with 1,000 tokens it gained
+// nothing.
 bool is_far(const Request& request) noexcept { return request.context.size() >= 8192; }
 
-// Threads share batches of so many rows. With two of them a guess for 256 rows of 4,000 tokens
-// beside a million stored ones takes two thirds of the time; observing rows that lie in another
-// core's cache gives a quarter of the gain back. With 64 rows nothing is left of it.
+// Threads share batches of at least this many rows. With two of them a guess for 256 rows of 4,000
+// tokens beside a million stored ones takes two thirds of the time; observing rows that lie in
+// another core's cache gives a quarter of the gain back. With 64 rows nothing is left of it.
 constexpr std::int64_t kRowsToShare = 128;
 
 bool approach_guess(std::int64_t /*row*/, Request& request, int step) {
   return is_far(request) && request.drafter->approach(step);
 }
 
-// What is wrong with one row's offer; empty: nothing.
+// Returns what is wrong with one row's offer; empty: nothing.
 std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
   for (std::int32_t i = 0; i < offer.count; ++i) {
     const std::string at = " at index " + std::to_string(i);
@@ -136,12 +137,12 @@ void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
   }
 }
 
-// What the host says of how many draft tokens it verified.
+// Checks how many draft tokens the host says that it verified.
 void check_drafted(const std::int32_t* drafted, std::int64_t rows) {
   if (drafted != nullptr) check_each("drafted must be 0 or greater", drafted, rows, is_count);
 }
 
-// What making the offers took, in steps without drafts.
+// Time to make the offers, in steps without drafts.
 double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOptions& options) {
   double time = 0.0;
   for (std::int64_t k = 0; k < options.num_offers; ++k) {
@@ -150,12 +151,12 @@ double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOpti
   return time;
 }
 
-// Whether one of the offers has to be drafted as it is.
+// Returns whether one of the offers has to be drafted as it is.
 bool is_drawn(const RowOffers* offers) noexcept {
   return offers != nullptr && offers->drawn() < offers->size;
 }
 
-// Whether no request has several rows.
+// Returns whether no request has several rows.
 bool all_differ(const RequestId* ids, std::int64_t rows) {
   std::vector<RequestId> sorted(ids, ids + rows);
   std::sort(sorted.begin(), sorted.end());
@@ -256,17 +257,17 @@ RequestId Engine::add_request(const NewRequest& asked) {
 std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
   if (all_below(draft.token_ids, count, config_.vocabulary)) return count;
   constexpr std::int32_t kLeftOut = -2;
-  std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
+  std::vector<std::int32_t> indices(static_cast<std::size_t>(count), kLeftOut);
   std::int32_t kept = 0;
   for (std::int32_t i = 0; i < count; ++i) {
     const std::int32_t parent =
-        draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
+        draft.parents[i] < 0 ? -1 : indices[static_cast<std::size_t>(draft.parents[i])];
     if (draft.token_ids[i] < 0 || draft.token_ids[i] >= config_.vocabulary) {
       if (is_stored(draft.sources[i])) {
         num_foreign_.fetch_add(1, std::memory_order_relaxed);
       }
     } else if (parent != kLeftOut) {
-      places[static_cast<std::size_t>(i)] = kept;
+      indices[static_cast<std::size_t>(i)] = kept;
       draft.from(i).copy_to(draft.from(kept), 1);
       draft.parents[kept++] = parent;
     }
@@ -502,7 +503,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   return {std::move(memory), all, std::move(offsets)};
 }
 
-// Of a step that verified the first `drafted` tokens of the proposal.
+// For a step that verified the first `drafted` tokens of the proposal.
 Engine::Outcome Engine::outcome_of_draft(const DraftColumns& draft, std::int32_t drafted,
                                          TokenSpan emitted) noexcept {
   Outcome outcome{drafted, draft.accepted(drafted, emitted.token_ids, emitted.size)};
@@ -513,7 +514,7 @@ Engine::Outcome Engine::outcome_of_draft(const DraftColumns& draft, std::int32_t
   return outcome;
 }
 
-// Of a step that verified `drafted` tokens of the host's choice: the target accepted all that it
+// For a step that verified `drafted` tokens of the host's choice: the target accepted all that it
 // emitted but the last. Which of them the prediction expected is read from the last guess: of the
 // accepted tokens exactly, of the rejected ones by its most probable path.
 Engine::Outcome Engine::outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
@@ -584,8 +585,8 @@ void Engine::take(Request& request, RequestId id, const Step& step) {
       request.offers->learn(*kinds_, {outcome.accepted.tokens, outcome.drafted,
                                       request.drafter->accepted_without_offers()});
     }
-    // Without a proposal a step of the target emits one token: more are text that came from
-    // elsewhere, as a resumed request's, and say nothing about the target's pace.
+    // Without a proposal a step of the target emits one token: more are text from elsewhere, as a
+    // resumed request's, and say nothing about the target's pace.
     if (proposal || taken == 1) {
       request.add_step(static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1)),
                        known.step_time);
@@ -643,8 +644,8 @@ std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t r
 
 namespace {
 
-// What each request with several rows emitted in all of them. Its guess was made before the first,
-// which uses it up; so the first has to learn from the tokens of all.
+// Returns what each request with several rows emitted in all of them. Its guess was made before the
+// first, which uses it up; so the first has to learn from the tokens of all.
 std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
     const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets) {
   std::unordered_map<RequestId, std::vector<Token>> tokens;
@@ -665,14 +666,14 @@ std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
 
 std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t rows,
                                              const Token* emitted, const std::int64_t* offsets,
-                                             const std::int32_t* drafted,
-                                             const std::int64_t* places, const Continuations& out) {
+                                             const std::int32_t* drafted, const std::int64_t* slots,
+                                             const Continuations& out) {
   check_offsets(offsets, rows);
-  const auto place_of = [&](std::int64_t row) { return places == nullptr ? row : places[row]; };
+  const auto slot_of = [&](std::int64_t row) { return slots == nullptr ? row : slots[row]; };
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (place_of(row) < 0 || place_of(row) >= out.rows) {
-      throw InvalidValueError("places must be below the " + std::to_string(out.rows) +
-                              " rows of the continuations, got " + std::to_string(place_of(row)) +
+    if (slot_of(row) < 0 || slot_of(row) >= out.rows) {
+      throw InvalidValueError("slots must be below the " + std::to_string(out.rows) +
+                              " rows of the continuations, got " + std::to_string(slot_of(row)) +
                               " at index " + std::to_string(row));
     }
   }
@@ -687,26 +688,26 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
         }
       });
   const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
-  // Of several rows that go to one place the last one stays.
+  // If several rows go to one slot, the last one stays.
   std::vector<std::int64_t> last(static_cast<std::size_t>(out.rows), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t place = place_of(row);
-    last[static_cast<std::size_t>(place)] = row;
-    out.base[place] = 0;
-    out.count[place] = 0;
+    const std::int64_t slot = slot_of(row);
+    last[static_cast<std::size_t>(slot)] = row;
+    out.base[slot] = 0;
+    out.count[slot] = 0;
   }
   for (const RowError& error : failed) {
-    std::int64_t& row = last[static_cast<std::size_t>(place_of(error.row))];
+    std::int64_t& row = last[static_cast<std::size_t>(slot_of(error.row))];
     if (row == error.row) row = -1;
   }
   std::mutex failed_mutex;
   const auto guess_row = [&](std::int64_t row, std::optional<RequestTable::Locked>& request) {
-    const std::int64_t place = place_of(row);
-    if (last[static_cast<std::size_t>(place)] != row) return;
+    const std::int64_t slot = slot_of(row);
+    if (last[static_cast<std::size_t>(slot)] != row) return;
     try {
       if (!request) RequestTable::throw_unknown(ids[row]);
       const std::int32_t count = guess(**request, limit, 0.0f, nullptr);
-      out.write(place, (*request)->size(), count, (*request)->draft);
+      out.write(slot, (*request)->size(), count, (*request)->draft);
     } catch (const std::exception&) {
       const std::scoped_lock guard(failed_mutex);
       failed.push_back({row, std::current_exception()});

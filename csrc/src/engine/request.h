@@ -19,12 +19,12 @@
 
 namespace fastdraft {
 
-// What was last proposed; its tokens are in the request's draft.
+// The last proposal; its tokens are in the request's draft.
 struct Proposal {
   std::int32_t guessed = 0;  // the tokens of the whole guess
   std::int32_t drafted = 0;  // the first of them, which the target was given
   double step_time = 1.0;    // of the step by them
-  // What the drafter made the guess for. With offers the limit is -1: no other guess is like it.
+  // The arguments of the drafter's guess. With offers the limit is -1: no other guess is like it.
   std::int32_t limit = -1;
   float least = 0.0f;
 };
@@ -67,7 +67,7 @@ struct Request {
   std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
   Stores stores;                // those it was given, and then those that it only reads
-  std::size_t num_entered = 0;  // the first so many are those that its text enters
+  std::size_t num_entered = 0;  // the first n are those that its text enters
   std::vector<std::unique_ptr<RunningTexts::Text>>
       running;  // its text in these, but in frozen ones
   std::unique_ptr<Drafter> drafter;

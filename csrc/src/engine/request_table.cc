@@ -23,13 +23,13 @@ RequestTable::~RequestTable() {
 }
 
 RequestTable::Slot* RequestTable::slot(std::int64_t index) const noexcept {
-  const std::uint64_t place = static_cast<std::uint64_t>(index) + (1u << kLog2FirstChunk);
+  const std::uint64_t shifted = static_cast<std::uint64_t>(index) + (1u << kLog2FirstChunk);
   int log2 = kLog2FirstChunk;
-  while ((place >> (log2 + 1)) != 0) ++log2;
+  while ((shifted >> (log2 + 1)) != 0) ++log2;
   const int chunk = log2 - kLog2FirstChunk;
   if (chunk >= kNumChunks) return nullptr;
   Slot* slots = chunks_[static_cast<std::size_t>(chunk)].load(std::memory_order_acquire);
-  return slots == nullptr ? nullptr : slots + (place - (std::uint64_t{1} << log2));
+  return slots == nullptr ? nullptr : slots + (shifted - (std::uint64_t{1} << log2));
 }
 
 std::optional<RequestTable::Locked> RequestTable::find(RequestId id, bool waits) const {
@@ -54,11 +54,11 @@ void RequestTable::throw_unknown(RequestId id) {
 
 RequestId RequestTable::add(std::unique_ptr<Request> request) {
   const std::int64_t index = free_slot();
-  Slot& place = *slot(index);
-  const std::scoped_lock guard(place.mutex);
-  place.request = std::move(request);
+  Slot& found = *slot(index);
+  const std::scoped_lock guard(found.mutex);
+  found.request = std::move(request);
   size_.fetch_add(1, std::memory_order_relaxed);
-  return (place.generation << kIndexBits) | index;
+  return (found.generation << kIndexBits) | index;
 }
 
 // The index of a slot that holds no request, and is nobody else's from now on.
@@ -98,16 +98,16 @@ std::unique_ptr<Request> RequestTable::remove(RequestId id) {
 
 void RequestTable::in_child() noexcept {
   for (std::int64_t index = 0; index < num_slots_; ++index) {
-    Slot& place = *slot(index);
-    if (place.mutex.try_lock()) {
-      place.mutex.unlock();
+    Slot& found = *slot(index);
+    if (found.mutex.try_lock()) {
+      found.mutex.unlock();
       continue;
     }
-    new (&place.mutex) std::mutex;
-    if (place.request == nullptr) continue;
-    // What is half changed cannot be freed.
-    place.request.release();  // NOLINT(bugprone-unused-return-value)
-    ++place.generation;
+    new (&found.mutex) std::mutex;
+    if (found.request == nullptr) continue;
+    // A half-changed request cannot be freed.
+    found.request.release();  // NOLINT(bugprone-unused-return-value)
+    ++found.generation;
     size_.fetch_sub(1, std::memory_order_relaxed);
   }
 }

@@ -22,7 +22,7 @@ namespace fastdraft {
 // Thread-safe: each request has a lock of its own. Ids are never given out twice. In the child of a
 // fork the requests that other threads had locked are no longer running: they may be half changed.
 class RequestTable final : public ForkGuard {
-  // A place for a request. Slots never move and are used again; the
+  // Room for a request. Slots never move and are used again; the
   // generation, part of the id, tells their requests apart.
   struct Slot {
     std::mutex mutex;
@@ -31,7 +31,7 @@ class RequestTable final : public ForkGuard {
   };
 
  public:
-  // So many requests are visited together.
+  // The number of requests that are visited together.
   static constexpr std::int64_t kTogether = 16;
 
   // A request while it is locked.

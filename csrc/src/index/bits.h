@@ -21,7 +21,7 @@ inline std::uint64_t load_64(const std::uint8_t* bytes) noexcept {
   return load_32(bytes) | static_cast<std::uint64_t>(load_32(bytes + 4)) << 32;
 }
 
-// The place of the lowest bit that is set; there must be one.
+// The index of the lowest bit that is set; there must be one.
 inline int lowest_bit(std::uint64_t bits) noexcept { return __builtin_ctzll(bits); }
 
 }  // namespace fastdraft

@@ -55,7 +55,7 @@ class CountedBytes {
 };
 
 // The allocator of vectors whose memory counts in a budget, which must outlive them. It throws
-// MemoryLimitError in place of std::bad_alloc.
+// MemoryLimitError instead of std::bad_alloc.
 template <typename T>
 struct CountedAllocator {
   using value_type = T;
@@ -83,7 +83,7 @@ struct CountedAllocator {
 // Throws MemoryLimitError without a message of its own, for which there is no memory either.
 [[noreturn]] void throw_no_memory_left();
 
-// Throws MemoryLimitError with what `message` returns. Never std::bad_alloc in its place, which
+// Throws MemoryLimitError with what `message` returns. Never std::bad_alloc instead, which
 // would pass by those who undo what they began.
 template <typename Message>
 [[noreturn]] void refuse_memory(Message message) {
@@ -109,7 +109,7 @@ T* CountedAllocator<T>::allocate(std::size_t count) {
   }
 }
 
-// Whether the system can be asked for pages of 2 MB, and to take memory back by the page.
+// Returns whether the system can be asked for pages of 2 MB, and to take memory back by the page.
 #if defined(__linux__)
 inline constexpr bool kHugePages = true;
 #else

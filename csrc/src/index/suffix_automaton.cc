@@ -11,12 +11,12 @@ namespace fastdraft {
 namespace {
 
 constexpr std::int64_t kRoomToGenerate = 2048;
-// So many inner states and edges has source code, a token.
+// Inner states and edges a token, of source code.
 constexpr double kStatesOfCode = 0.34;
 constexpr double kEdgesOfCode = 1.25;
-// States are asked for so many positions ahead.
+// States are prefetched this many positions ahead.
 constexpr std::int32_t kStatesAhead = 16;
-// A prompt's tokens are listed by id if there are at most so many ids for each of them.
+// A prompt's tokens are listed by id if there are at most this many ids for each of them.
 constexpr std::int64_t kIdsListed = 4;
 
 }  // namespace
@@ -97,7 +97,7 @@ bool SuffixAutomaton::approach(Approach& way, Token token, int step) const noexc
       way.target = find(inner_[way.state].edges, token);
       prefetch_state(way.target);
     } else if (way.target != kRoot) {
-      // Where a leaf was promoted, its state has the link.
+      // If a leaf was promoted, its state has the link.
       const StateId target = resolve(way.target);
       prefetch_state(target == way.target ? link(target) : target);
       way.target = kRoot;  // all of it was asked for
@@ -136,7 +136,7 @@ void SuffixAutomaton::extend(Token token) {
 void SuffixAutomaton::mark_last() noexcept {
   const auto end = static_cast<std::int32_t>(text_.size()) - 2;
   if (end < 0) return;
-  // What ended there before is what the last state of the path, the token's own, is marked with.
+  // The last state of the path, the token's own, is marked with the earlier end.
   std::int32_t previous = -1;
   const auto mark = [&](Inner& state) {
     // A part of the last leaf is marked already, and its strings ended nowhere before.
@@ -153,7 +153,7 @@ void SuffixAutomaton::mark_last() noexcept {
 // Tells the positions from `begin` to `end` where their tokens occurred last before.
 void SuffixAutomaton::link_tokens(std::int32_t begin, std::int32_t end) noexcept {
   if (begin >= end) return;
-  // Where token ids are small enough, a table by id holds the latest position of each.
+  // If token ids are small enough, a table by id holds the latest position of each.
   FlatArray<std::int32_t> latest(text_.budget());
   const Token* const text = text_.data();
   const std::int64_t ids = std::int64_t{*std::max_element(text + begin, text + end)} + 1;
@@ -203,7 +203,7 @@ StateId SuffixAutomaton::link_of_newest(StateId before, Token token) {
   StateId p = before;
   try {
     for (; p != kNoState; p = inner_[p].link) {
-      // Where there is no edge, it is next; where there is, it may have one to the same state.
+      // If there is no edge, it is next; if there is one, it may lead to the same state.
       if (p != kRoot) prefetch(&inner_[inner_[p].link]);
       const TransitionTable::Found found =
           transitions_.find_or_insert(inner_[p].edges, token, newest, token_of());

@@ -124,12 +124,12 @@ class SuffixAutomaton {
     return suffix == kNoState ? Match{} : Match{suffix, inner_[suffix].length};
   }
 
-  // Where the strings of `state` (not the root) end first in the text.
+  // The first end in the text of the strings of `state` (not the root).
   std::int32_t first_end(StateId state) const noexcept {
     return is_leaf(state) ? end_of(state) : inner_[state].first_end;
   }
 
-  // Where they end last, the text's own end left out: always an earlier end
+  // Their last end, the text's own end left out: always an earlier end
   // of theirs, and the latest one unless every later one lay kLatestWalk suffix
   // links or more above its position's state when it was appended. Where one of the
   // strings is a single token it is always the latest one. (An exact answer would cost quadratic
@@ -182,7 +182,7 @@ class SuffixAutomaton {
   // Asks for a state's memory.
   void prefetch_state(StateId state) const noexcept;
 
-  // Of resolved states; the root has none.
+  // For resolved states; the root has none.
   StateId link(StateId state) const noexcept {
     return is_leaf(state) ? leaves_[end_of(state)].link : inner_[state].link;
   }

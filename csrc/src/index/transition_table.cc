@@ -56,8 +56,8 @@ void TransitionTable::release(std::uint32_t offset, int log2_capacity) noexcept 
 
 // Writes an edge that is not there yet into a block with room for it, which
 // holds `count` edges.
-void TransitionTable::place(std::uint32_t offset, int log2_capacity, std::uint32_t count,
-                            Token token, StateId target) noexcept {
+void TransitionTable::insert_into(std::uint32_t offset, int log2_capacity, std::uint32_t count,
+                                  Token token, StateId target) noexcept {
   const int slots = 1 << std::min(log2_capacity, kLog2Group);
   std::uint8_t* group = home(offset, log2_capacity, token);
   auto i = static_cast<int>(count);

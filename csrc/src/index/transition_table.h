@@ -49,10 +49,10 @@ struct Edges {
 class TransitionTable {
  public:
   // An edge that was looked for: its target, or kNoState where there was none,
-  // and its place, which is its own until edges are added or taken away.
+  // and its slot, which is its own until edges are added or taken away.
   struct Found {
     StateId target;
-    std::int64_t place;
+    std::int64_t slot;
   };
 
   explicit TransitionTable(MemoryBudget& budget) noexcept;
@@ -87,8 +87,8 @@ class TransitionTable {
         return {kNoState, 0};
       }
       const std::uint32_t offset = allocate(1);
-      place(offset, 1, 0, static_cast<Token>(edges.key), static_cast<StateId>(edges.value));
-      place(offset, 1, 1, token, target);
+      insert_into(offset, 1, 0, static_cast<Token>(edges.key), static_cast<StateId>(edges.value));
+      insert_into(offset, 1, 1, token, target);
       edges = {block_key(1, 2), offset};
       return {kNoState, 0};
     }
@@ -96,7 +96,7 @@ class TransitionTable {
       return {read(found), found - pool_.data()};
     }
     if (is_full(edges)) grow(edges, token_of);
-    place(edges.value, log2_capacity_of(edges), count_of(edges), token, target);
+    insert_into(edges.value, log2_capacity_of(edges), count_of(edges), token, target);
     ++edges.key;
     return {kNoState, 0};
   }
@@ -113,14 +113,14 @@ class TransitionTable {
   }
   void redirect(Edges& edges, Found found, StateId target) noexcept {
     if (is_block(edges)) {
-      write(&pool_[found.place], target);
+      write(&pool_[found.slot], target);
     } else {
       edges.value = static_cast<std::uint32_t>(target);
     }
   }
 
   // Takes the edge over `token`, which was added last, away again: no other one
-  // was moved on because its place was taken.
+  // was moved on because its slot was taken.
   template <typename TokenOf>
   void erase(Edges& edges, Token token, TokenOf token_of) noexcept {
     if (!is_block(edges)) {
@@ -145,7 +145,7 @@ class TransitionTable {
   std::int64_t bytes() const noexcept { return pool_.bytes(); }
 
  private:
-  // Where an edge is in a block; null: it is not.
+  // The bytes of an edge in a block; null: it is not there.
   struct Slot {
     std::uint8_t* mark;
     std::uint8_t* target;
@@ -155,7 +155,7 @@ class TransitionTable {
   static constexpr int kLog2Group = 3;
   static constexpr int kEdgeBytes = 5;
   static constexpr int kGroupBytes = kEdgeBytes << kLog2Group;
-  // Blocks lie at multiples of so many bytes, which the smallest one has five
+  // Blocks lie at multiples of this many bytes, which the smallest one has five
   // of.
   static constexpr std::int64_t kUnit = 2;
   static constexpr std::uint8_t kFree = 0;  // the mark of no edge
@@ -238,8 +238,8 @@ class TransitionTable {
 
   std::uint32_t allocate(int log2_capacity);
   void release(std::uint32_t offset, int log2_capacity) noexcept;
-  void place(std::uint32_t offset, int log2_capacity, std::uint32_t count, Token token,
-             StateId target) noexcept;
+  void insert_into(std::uint32_t offset, int log2_capacity, std::uint32_t count, Token token,
+                   StateId target) noexcept;
 
   template <typename TokenOf>
   void grow(Edges& edges, TokenOf token_of) {
@@ -259,7 +259,7 @@ class TransitionTable {
         for (int i = 0; i < slots; ++i) {
           if (group[i] == kFree) continue;
           const StateId target = read(group + slots + 4 * i);
-          place(offset, from + 1, 0, token_of(target), target);
+          insert_into(offset, from + 1, 0, token_of(target), target);
         }
       }
     }

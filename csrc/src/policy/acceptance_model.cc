@@ -10,7 +10,7 @@ namespace {
 // The step size. From 0.01 to 0.03 modelled speed on the recorded requests changes
 // by half a percent at most. A smaller one predicts better and adapts more slowly.
 constexpr float kRate = 0.015f;
-// Of the corrections of paths.
+// The step size of the corrections of paths.
 constexpr float kPathRate = 0.02f;
 
 // Weights of an engine that has seen nothing. They are what recorded requests
@@ -47,48 +47,48 @@ AcceptanceModel::AcceptanceModel() {
   for (std::atomic<Token>& token : only_) token.store(-1, std::memory_order_relaxed);
 }
 
-// The kind's own place, or that of the older kind. Without branches: which it is, is as good as
+// The kind's own slot, or that of the older kind. Without branches: which it is, is as good as
 // random, and a branch guessed wrong costs more than the rest.
-AcceptanceModel::Place AcceptanceModel::find(const Kinds& kinds, std::uint64_t kind, Moment moment,
-                                             Moment now) const noexcept {
-  static_assert(std::atomic<Lessons>::is_always_lock_free);
+AcceptanceModel::Slot AcceptanceModel::find(const Kinds& kinds, std::uint64_t kind, Version version,
+                                            Version now) const noexcept {
+  static_assert(std::atomic<Outcomes>::is_always_lock_free);
   static_assert(kWays == 2);
   const std::size_t sets = num_kinds_.load(std::memory_order_relaxed) / kWays;
   // The low bits are the mark.
   const std::size_t set = kWays * (kind >> 16 & (sets - 1));
   const auto mark = static_cast<std::uint16_t>(kind);
-  const Lessons first = kinds[set].load(std::memory_order_relaxed);
-  const Lessons second = kinds[set + 1].load(std::memory_order_relaxed);
+  const Outcomes first = kinds[set].load(std::memory_order_relaxed);
+  const Outcomes second = kinds[set + 1].load(std::memory_order_relaxed);
   const auto in_first = static_cast<unsigned>(first.mark == mark);
   const auto in_second = static_cast<unsigned>(second.mark == mark);
   const auto second_is_older = static_cast<unsigned>(now - second.last > now - first.last);
   const unsigned way = in_second | (second_is_older & ~in_first & 1u);
-  const Moment last = in_second != 0 ? second.last : first.last;
+  const Version last = in_second != 0 ? second.last : first.last;
   const std::uint32_t count = in_second != 0 ? second.count : first.count;
-  // Compares the difference, since moments wrap around.
-  const unsigned since =
-      (in_first | in_second) & static_cast<unsigned>(static_cast<std::int32_t>(last - moment) >= 0);
+  // Compares the difference, since versions wrap around.
+  const unsigned since = (in_first | in_second) &
+                         static_cast<unsigned>(static_cast<std::int32_t>(last - version) >= 0);
   return {set + way, last, since * count};
 }
 
-void AcceptanceModel::put(Kinds& kinds, std::size_t place, std::uint64_t kind, Moment last,
+void AcceptanceModel::put(Kinds& kinds, std::size_t index, std::uint64_t kind, Version last,
                           std::uint32_t count) noexcept {
   const auto most = std::min<std::uint32_t>(count, 0xFFFF);
-  kinds[place].store({last, static_cast<std::uint16_t>(most), static_cast<std::uint16_t>(kind)},
+  kinds[index].store({last, static_cast<std::uint16_t>(most), static_cast<std::uint16_t>(kind)},
                      std::memory_order_relaxed);
 }
 
 // Counts a request whose step, learned from `begun` on, has an outcome of the kind with this hash
 // and with this token. Returns the part of a step of descent that the outcome takes, by how many
-// requests taught one of the kind since `moment`.
-float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Moment begun,
-                            Moment now) noexcept {
+// requests taught one of the kind since `version`.
+float AcceptanceModel::part(std::uint64_t kind, Token token, Version version, Version begun,
+                            Version now) noexcept {
   // How many requests, this one included.
-  const auto requests = [begun](const Place& place) {
-    const bool is_counted = place.count > 0 && static_cast<std::int32_t>(place.last - begun) >= 0;
-    return place.count + (is_counted ? 0 : 1);
+  const auto requests = [begun](const Slot& slot) {
+    const bool is_counted = slot.count > 0 && static_cast<std::int32_t>(slot.last - begun) >= 0;
+    return slot.count + (is_counted ? 0 : 1);
   };
-  const Place alike = find(alike_, kind, moment, now);
+  const Slot alike = find(alike_, kind, version, now);
   const std::uint32_t with_evidence = requests(alike);
   put(alike_, alike.index, kind, now, with_evidence);
   std::atomic<Token>& only = only_[alike.index];
@@ -101,10 +101,10 @@ float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Mome
   if (before >= 0) {
     only.store(-1, std::memory_order_relaxed);
     const std::uint64_t copy = with(before);
-    put(copies_, find(copies_, copy, moment, now).index, copy, alike.last, alike.count);
+    put(copies_, find(copies_, copy, version, now).index, copy, alike.last, alike.count);
   }
   const std::uint64_t copy = with(token);
-  const Place copies = find(copies_, copy, moment, now);
+  const Slot copies = find(copies_, copy, version, now);
   const std::uint32_t with_token = requests(copies);
   put(copies_, copies.index, copy, now, with_token);
   return 1.0f /
@@ -112,15 +112,15 @@ float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Mome
 }
 
 // Makes room for the kinds of `outcomes`. Only those since a prediction matter: with few requests
-// in flight few places are in use, which stay in the nearest cache.
+// in flight few slots are in use, which stay in the nearest cache.
 void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
-  constexpr std::uint64_t kRoom = 16;  // places for each
+  constexpr std::uint64_t kRoom = 16;  // slots for each
   std::size_t size = num_kinds_.load(std::memory_order_relaxed);
   if (kRoom * outcomes <= size || size == kMostKinds) return;
-  // What is known stays where it is and is copied to where it may be looked for from now on.
-  const auto copy = [size](auto& places) {
+  // Known outcomes stay in their slots and are copied to those in which later searches look.
+  const auto copy = [size](auto& slots) {
     for (std::size_t i = 0; i < size; ++i) {
-      places[size + i].store(places[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+      slots[size + i].store(slots[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
     }
   };
   copy(alike_);
@@ -142,13 +142,13 @@ void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
   }
 }
 
-float AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
+float AcceptanceModel::learn(const Evidence& evidence, Token token, Version version, Version begun,
                              const Outcome& outcome) noexcept {
-  const Moment now = now_.load(std::memory_order_relaxed);
+  const Version now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
-  make_room(now - moment);
+  make_room(now - version);
   const auto times = static_cast<float>(outcome.times);
-  const float share = part(hash(evidence), token, moment, begun, now);
+  const float share = part(hash(evidence), token, version, begun, now);
   const float observed = outcome.accepted ? 1.0f : 0.0f;
   const float step = kRate * times * share * (observed - outcome.current);
   add(evidence, step);
@@ -166,9 +166,9 @@ float AcceptanceModel::learn(const Evidence& evidence, Token token, Moment momen
 void AcceptanceModel::learn_path(std::int32_t depth, float path, bool accepted) noexcept {
   if (depth < kFirstCorrected) return;
   const Bin bin = bin_of(depth, path);
-  const float step = kPathRate * ((accepted ? 1.0f : 0.0f) - path_chance(depth, path));
-  add(bin.place, (1.0f - bin.part) * step);
-  add(bin.place + 1, bin.part * step);
+  const float step = kPathRate * ((accepted ? 1.0f : 0.0f) - path_probability(depth, path));
+  add(bin.index, (1.0f - bin.part) * step);
+  add(bin.index + 1, bin.part * step);
 }
 
 std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {
@@ -183,7 +183,7 @@ void AcceptanceModel::set_weights(const float* weights) noexcept {
   for (std::size_t i = 0; i < kWeights; ++i) {
     weights_[i].store(weights[i], std::memory_order_relaxed);
   }
-  // What was weighed before weighs something else now.
+  // Earlier weights are out of date now.
   now_.fetch_add(1, std::memory_order_relaxed);
 }
 

@@ -14,12 +14,12 @@
 
 namespace fastdraft {
 
-// The chance that the target emits a certain token next. The evidence for and
+// The probability that the target emits a certain token next. The evidence for and
 // against the token is a few features; each value of a feature has a weight, and
-// the chance is the logistic function of their sum: logistic regression, learned online by gradient
-// descent on the coding cost, as the mixers of context-mixing compressors are (M. Mahoney, Adaptive
-// Weighing of Context Models for Lossless Data Compression, 2005). Every step teaches, with a draft
-// or without, and every token that was weighed. The weights start from a prior.
+// the probability is the logistic function of their sum: logistic regression, learned online by
+// gradient descent on the coding cost, as the mixers of context-mixing compressors are (M. Mahoney,
+// Adaptive Weighing of Context Models for Lossless Data Compression, 2005). Every step teaches,
+// with a draft or without, and every token that was weighed. The weights start from a prior.
 //
 // With many requests in flight, other outcomes are learned between a prediction
 // and its own outcome, so the gradient uses the current weights. Of the outcomes
@@ -51,7 +51,8 @@ class AcceptanceModel {
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
     kOutput,          // whether a model wrote it, here or in the datastores, with that length
     kFeatures,
-    // Not of this evidence: the corrections of `path_chance`, and what a table of n-grams says.
+    // Not of this evidence: the corrections of `path_probability`, and what a table of n-grams
+    // says.
     kPath = kFeatures,
     kNgram,           // its probability in the table, and of which order
     kNgramAndLength,  // that probability, with the longest match of the token and its depth
@@ -64,7 +65,7 @@ class AcceptanceModel {
   static constexpr int kFollowing = 12;  // see `following`
   static constexpr int kDepths = 5;      // 4.., 8.., 16.., 24.., 40 and more
   static constexpr int kPaths = 24;      // equal parts of the range from 0 to 1
-  // Of the two n-gram features. 0: the table was not asked.
+  // Values of the two n-gram features. 0: the table was not asked.
   static constexpr int kNgrams =
       1 + NgramTable::kOrders * NgramTable::kHalfBits + NgramTable::kOrders + 1;
   static constexpr int kNgramClasses = NgramTable::kHalfBits + NgramTable::kOrders + 1;
@@ -90,19 +91,19 @@ class AcceptanceModel {
       "length_and_rival", "output",       "path",         "ngram",         "ngram_and_length"};
   static constexpr int kWeights = first_indices(kValues).back() + kValues.back();
 
-  // The value of each feature for one token, as the place of its weight.
+  // The value of each feature for one token, as the index of its weight.
   using Evidence = std::array<std::uint16_t, kFeatures>;
 
-  static constexpr std::uint16_t place(Feature feature, int value) noexcept {
+  static constexpr std::uint16_t weight_index(Feature feature, int value) noexcept {
     return static_cast<std::uint16_t>(kFirst[feature] + value);
   }
 
-  // What the table says of a token.
+  // The table's evidence for a token.
   struct NgramEvidence {
-    std::uint16_t alone = 0;        // the place of the weight of kNgram; 0: the table was not asked
+    std::uint16_t alone = 0;        // the index of the weight of kNgram; 0: the table was not asked
     std::uint16_t with_length = 0;  // and of kNgramAndLength
   };
-  // The places of a token that follows a context of `order` tokens with a probability of
+  // The indices for a token that follows a context of `order` tokens with a probability of
   // `half_bits`, where it follows none of more. half_bits = kHalfBits: it follows none of those
   // that the table has, and the longest of these has `order` tokens; 0: it has none. `length`: the
   // class of the longest match.
@@ -113,7 +114,7 @@ class AcceptanceModel {
                               : 1 + (order - 1) * NgramTable::kHalfBits + half_bits;
     const int of = unknown ? half_bits + order : half_bits;
     const int joint = (of * kLengths + length) * kNgramDepths + std::min(depth, kNgramDepths - 1);
-    return {place(kNgram, value), place(kNgramAndLength, 1 + joint)};
+    return {weight_index(kNgram, value), weight_index(kNgramAndLength, 1 + joint)};
   }
 
   static int length_value(std::int32_t length) noexcept {
@@ -149,22 +150,22 @@ class AcceptanceModel {
     return weights_[evidence.alone].load(std::memory_order_relaxed) +
            weights_[evidence.with_length].load(std::memory_order_relaxed);
   }
-  // The chance of evidence of this weight: the logistic function, within 1e-5. Between the entries
-  // of a table it follows a line, less what the line is too high by its second derivative.
-  static float chance(float weight) noexcept {
-    constexpr float kCurvature = 0.5f / (kChancesPerUnit * kChancesPerUnit);
-    const float place = (std::clamp(weight, -kSurely, kSurely) + kSurely) * kChancesPerUnit;
-    const auto entry = static_cast<int>(place);
-    const float* from = &kChances[static_cast<std::size_t>(entry)];
-    const float part = place - static_cast<float>(entry);
+  // The probability of evidence of this weight: the logistic function, within 1e-5. Between the
+  // entries of a table it follows a line, less what the line is too high by its second derivative.
+  static float probability(float weight) noexcept {
+    constexpr float kCurvature = 0.5f / (kEntriesPerUnit * kEntriesPerUnit);
+    const float position = (std::clamp(weight, -kSurely, kSurely) + kSurely) * kEntriesPerUnit;
+    const auto entry = static_cast<int>(position);
+    const float* from = &kProbabilities[static_cast<std::size_t>(entry)];
+    const float part = position - static_cast<float>(entry);
     const float line = from[0] + part * (from[1] - from[0]);
     return line - kCurvature * part * (1.0f - part) * line * (1.0f - line) * (1.0f - 2.0f * line);
   }
 
   // How often the weights have changed: the number of outcomes learned so far, and one more each
   // time that they were set, modulo 2^32.
-  using Moment = std::uint32_t;
-  Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
+  using Version = std::uint32_t;
+  Version now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
   // Says which outcomes are learned.
   class Sample {
@@ -179,7 +180,7 @@ class AcceptanceModel {
     }
 
    private:
-    // Evidence that weighs so much made its outcome expected: a chance of 0.88 or more.
+    // Evidence of at least this weight made its outcome expected: a probability of 0.88 or more.
     static constexpr float kExpected = 2.005f;
     static constexpr int kOf = 4;  // expected ones
 
@@ -197,16 +198,16 @@ class AcceptanceModel {
   // One outcome that is learned.
   struct Outcome {
     bool accepted;    // whether the target emitted the token
-    float predicted;  // the chance that was predicted
-    float current;    // the chance with the current weights
+    float predicted;  // the probability that was predicted
+    float current;    // the probability with the current weights
     int times;        // how many outcomes it stands for
   };
 
-  // Learns whether the target emitted `token` next, where the chance of the evidence was predicted
-  // at `moment`, and what its request's step taught began to be learned at `begun`. Compute the
-  // current chances of all candidates of a node before the first is learned, so that none depends
-  // on another's step. Returns the step by which the weights changed.
-  float learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
+  // Learns whether the target emitted `token` next, where the probability of the evidence was
+  // predicted at `version`, and what its request's step taught began to be learned at `begun`.
+  // Compute the current probabilities of all candidates of a node before the first is learned, so
+  // that none depends on another's step. Returns the step by which the weights changed.
+  float learn(const Evidence& evidence, Token token, Version version, Version begun,
               const Outcome& outcome) noexcept;
   // Takes the same step with what the table said.
   void learn(const NgramEvidence& evidence, float step) noexcept {
@@ -218,11 +219,11 @@ class AcceptanceModel {
   // product of their probabilities. Deep in a draft the product is off, since the draft's own
   // tokens count as evidence for later ones. So it is corrected by how often drafts with a similar
   // product were accepted: an adaptive probability map, as in PAQ (M. Mahoney, 2005).
-  float path_chance(std::int32_t depth, float path) const noexcept {
+  float path_probability(std::int32_t depth, float path) const noexcept {
     if (depth < kFirstCorrected) return path;
     const Bin bin = bin_of(depth, path);
-    const float low = weights_[bin.place].load(std::memory_order_relaxed);
-    const float high = weights_[bin.place + 1].load(std::memory_order_relaxed);
+    const float low = weights_[bin.index].load(std::memory_order_relaxed);
+    const float high = weights_[bin.index + 1].load(std::memory_order_relaxed);
     return std::clamp(path + low + bin.part * (high - low), 0.0f, 1.0f);
   }
   // Learns whether they all were accepted.
@@ -248,47 +249,47 @@ class AcceptanceModel {
   }();
   static constexpr std::array<int, kAll> kFirst = first_indices(kValues);
 
-  static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
-  static constexpr int kChancesPerUnit = 8;
-  static constexpr auto kChances = [] {
-    constexpr double kGrowth = 1.1331484530668263;  // e^(1 / kChancesPerUnit)
+  static constexpr float kSurely = 16.0f;  // a probability of 1, for a float
+  static constexpr int kEntriesPerUnit = 8;
+  static constexpr auto kProbabilities = [] {
+    constexpr double kGrowth = 1.1331484530668263;  // e^(1 / kEntriesPerUnit)
     constexpr double kFirst = 8886110.520507872;    // e^kSurely
-    std::array<float, 2 * static_cast<std::size_t>(kSurely) * kChancesPerUnit + 2> chances{};
+    std::array<float, 2 * static_cast<std::size_t>(kSurely) * kEntriesPerUnit + 2> probabilities{};
     double inverse = kFirst;  // of the odds
-    for (float& chance : chances) {
-      chance = static_cast<float>(1.0 / (1.0 + inverse));
+    for (float& probability : probabilities) {
+      probability = static_cast<float>(1.0 / (1.0 + inverse));
       inverse /= kGrowth;
     }
-    chances.front() = 0.0f;
-    chances[chances.size() - 2] = 1.0f;
-    chances.back() = 1.0f;
-    return chances;
+    probabilities.front() = 0.0f;
+    probabilities[probabilities.size() - 2] = 1.0f;
+    probabilities.back() = 1.0f;
+    return probabilities;
   }();
 
   // Outcomes of one kind: when the last one was learned, and of how many requests in a
   // row each was predicted before the previous one was learned. Clang calls a
   // library for atomics that it does not see aligned to their size.
-  struct alignas(8) Lessons {
-    Moment last = 0;
+  struct alignas(8) Outcomes {
+    Version last = 0;
     std::uint16_t count = 0;
-    std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
+    std::uint16_t mark = 0;  // part of the hash, to notice another kind in this slot
   };
   static constexpr std::size_t kFewestKinds = 256;
   static constexpr std::size_t kMostKinds = 4096;
-  // Sets of places, indexed by the kind's hash. A full set gives up its older kind.
+  // Sets of slots, indexed by the kind's hash. A full set gives up its older kind.
   static constexpr std::size_t kWays = 2;
-  using Kinds = std::array<std::atomic<Lessons>, kMostKinds>;
-  // A kind's place, when its last outcome was learned, and how many requests with it count.
-  struct Place {
+  using Kinds = std::array<std::atomic<Outcomes>, kMostKinds>;
+  // A kind's slot, when its last outcome was learned, and how many requests with it count.
+  struct Slot {
     std::size_t index;
-    Moment last;
+    Version last;
     std::uint32_t count;
   };
 
-  // A correction is interpolated between two weights. `place` is the first one's, and `part`, 0 to
+  // A correction is interpolated between two weights. `index` is the first one's, and `part`, 0 to
   // 1, is the share of the second.
   struct Bin {
-    std::size_t place;
+    std::size_t index;
     float part;
   };
   static constexpr std::int32_t kFirstCorrected = 4;
@@ -296,7 +297,7 @@ class AcceptanceModel {
     const int of = depth < 8 ? 0 : depth < 16 ? 1 : depth < 24 ? 2 : depth < 40 ? 3 : 4;
     const float at = path > 0.0f ? std::min(path, 1.0f) * kPaths : 0.0f;
     const int bin = std::min(static_cast<int>(at), kPaths - 1);
-    return {place(kPath, of * (kPaths + 1) + bin), at - static_cast<float>(bin)};
+    return {weight_index(kPath, of * (kPaths + 1) + bin), at - static_cast<float>(bin)};
   }
 
   struct Counts {
@@ -305,22 +306,22 @@ class AcceptanceModel {
     std::atomic<double> count{0};
   };
 
-  Place find(const Kinds& kinds, std::uint64_t kind, Moment moment, Moment now) const noexcept;
-  static void put(Kinds& kinds, std::size_t place, std::uint64_t kind, Moment last,
+  Slot find(const Kinds& kinds, std::uint64_t kind, Version version, Version now) const noexcept;
+  static void put(Kinds& kinds, std::size_t index, std::uint64_t kind, Version last,
                   std::uint32_t count) noexcept;
-  float part(std::uint64_t kind, Token token, Moment moment, Moment begun, Moment now) noexcept;
+  float part(std::uint64_t kind, Token token, Version version, Version begun, Version now) noexcept;
   void make_room(std::uint32_t outcomes) noexcept;
-  void add(std::size_t place, float step) noexcept {
-    std::atomic<float>& weight = weights_[place];
+  void add(std::size_t index, float step) noexcept {
+    std::atomic<float>& weight = weights_[index];
     weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
   }
   void add(const Evidence& evidence, float step) noexcept;
 
   std::array<std::atomic<float>, kWeights> weights_;
-  std::atomic<Moment> now_{0};
-  std::atomic<std::size_t> num_kinds_{kFewestKinds};  // places in use of each of the next three
+  std::atomic<Version> now_{0};
+  std::atomic<std::size_t> num_kinds_{kFewestKinds};  // slots in use of each of the next three
   Kinds alike_{};                                     // kinds of evidence
-  // The only token that came with each of these; -1: they are counted with their tokens too. So
+  // The only token seen with each of these; -1: they are counted with their tokens too. So
   // with few requests in flight one table is looked into, not two.
   std::array<std::atomic<Token>, kMostKinds> only_;
   Kinds copies_{};  // the same with the token

@@ -7,9 +7,9 @@
 
 namespace fastdraft {
 
-// What is not tried is not learned, and what does not pay costs whenever it is tried: so it is
-// tried after `first` steps, and after twice as many each time that it still does not pay, `last`
-// at most.
+// Without trials nothing is learned, and each trial of something that does not pay costs time: so
+// it is tried after `first` steps, and after twice as many each time that it still does not pay,
+// `last` at most.
 //
 // Thread-safe without locks: of two threads that ask at once one may not be counted.
 class BackOff {
@@ -17,7 +17,7 @@ class BackOff {
   BackOff(std::int32_t first, std::int32_t last) noexcept
       : first_(first), last_(last), patience_(first) {}
 
-  // Whether to do it in this step, where it seems to pay or not. To be asked once a step.
+  // Returns whether to do it in this step, where it seems to pay or not. Ask once a step.
   bool asks(bool pays) noexcept {
     const std::int32_t idle = pays ? 0 : idle_.load(std::memory_order_relaxed) + 1;
     const std::int32_t patience = patience_.load(std::memory_order_relaxed);

@@ -28,7 +28,7 @@ DepthAcceptance::DepthAcceptance(std::int64_t longest, double half_life) : half_
 void DepthAcceptance::observe(const std::int64_t* accepted, const std::int64_t* judged,
                               std::int64_t drafts) {
   const auto longest = static_cast<std::int64_t>(depths_.size());
-  // By length: the drafts of which so many tokens were judged, were accepted, and were reached.
+  // By length: the drafts of which n tokens were judged, were accepted, and were reached.
   struct Drafts {
     double judged = 0.0;
     double right = 0.0;

@@ -1,4 +1,4 @@
-// Where the weights of each feature begin, in a model that keeps all of them in one array.
+// The index at which each feature's weights begin, in a model that keeps all in one array.
 #pragma once
 
 #include <array>

@@ -15,8 +15,8 @@ OfferKind OfferKinds::add(std::string_view name) {
                             std::to_string(name.size()));
   }
   const std::scoped_lock guard(mutex_);
-  const auto place = std::find(names_.begin(), names_.end(), name);
-  if (place != names_.end()) return static_cast<OfferKind>(place - names_.begin());
+  const auto found = std::find(names_.begin(), names_.end(), name);
+  if (found != names_.end()) return static_cast<OfferKind>(found - names_.begin());
   const auto kind = static_cast<OfferKind>(names_.size());
   if (kind == kMostOfferKinds) {
     throw InvalidValueError("an engine takes offers of at most " + std::to_string(kMostOfferKinds) +

@@ -30,7 +30,7 @@ class OfferKinds {
   // When to ask for offers of a kind that do not seem to pay.
   BackOff& back_off(OfferKind kind) const noexcept { return at(kind).back_off; }
 
-  // What steps without offers come to.
+  // The outcomes of steps without offers.
   StepPromises& plain_steps() noexcept { return plain_steps_; }
   const StepPromises& plain_steps() const noexcept { return plain_steps_; }
 

@@ -18,11 +18,11 @@ constexpr float kUnsaid = 0.6f;
 
 constexpr int kMemory = 200;  // steps of a class
 
-// Of a kind that is not known yet: four tokens of which each is accepted with a chance of 0.7.
+// A kind that is not known yet: four tokens, each accepted with a probability of 0.7.
 constexpr float kFirstAccepted = 1.8f;
 constexpr float kFirstDrafted = 4.0f;
 
-float log_odds(float chance) { return std::log(chance / (1.0f - chance)); }
+float log_odds(float probability) { return std::log(probability / (1.0f - probability)); }
 
 int confidence_class(float confidence) noexcept {
   if (std::isnan(confidence)) return 0;
@@ -38,7 +38,7 @@ int sureness(float weight) noexcept {
 
 }  // namespace
 
-float OfferModel::first_chance(int confidence) noexcept {
+float OfferModel::first_probability(int confidence) noexcept {
   if (confidence == 0) return kUnsaid;
   const auto edge = static_cast<std::size_t>(confidence - 1);
   const float low = edge == 0 ? 0.0f : kEdges[edge - 1];
@@ -49,14 +49,14 @@ float OfferModel::first_chance(int confidence) noexcept {
 OfferModel::OfferModel() : steps_(kFirstAccepted, kFirstDrafted - kFirstAccepted) {
   for (auto& weight : weights_) weight.store(0.0f, std::memory_order_relaxed);
   const auto set = [&](Feature feature, int value, float weight) {
-    const std::size_t place =
+    const std::size_t index =
         static_cast<std::size_t>(kFirst[feature]) + static_cast<std::size_t>(value);
-    weights_[place].store(weight, std::memory_order_relaxed);
+    weights_[index].store(weight, std::memory_order_relaxed);
   };
   for (int i = 0; i < kConfidences; ++i) {
-    const float chance = first_chance(i);
-    set(kConfidence, i, log_odds(chance));                    // for the offered token
-    set(kConfidence, kConfidences + i, std::log1p(-chance));  // against the others
+    const float probability = first_probability(i);
+    set(kConfidence, i, log_odds(probability));                    // for the offered token
+    set(kConfidence, kConfidences + i, std::log1p(-probability));  // against the others
   }
   // The surer the engine is of another token, the less an offer is worth.
   for (int i = 0; i < kSureness; ++i) {
@@ -82,42 +82,42 @@ OfferModel::Evidence OfferModel::evidence(const Token& token, const OfferRecord&
     const float right = (record.right + 1.0f) / (record.judged + 2.0f);
     rightness = 1 + std::min(static_cast<int>(right * 5.0f), kRecords - 2);
   }
-  const auto place = [](Feature feature, int value) {
+  const auto index = [](Feature feature, int value) {
     return static_cast<std::uint16_t>(kFirst[feature] + value);
   };
-  return {place(kSituation, situation), place(kConfidence, other * kConfidences + confidence),
-          place(kBoth, situation * kConfidences + confidence),
-          place(kRecord, other * kRecords + rightness),
-          place(kDepth, other * kDepths + std::min(token.depth, kDepths - 1))};
+  return {index(kSituation, situation), index(kConfidence, other * kConfidences + confidence),
+          index(kBoth, situation * kConfidences + confidence),
+          index(kRecord, other * kRecords + rightness),
+          index(kDepth, other * kDepths + std::min(token.depth, kDepths - 1))};
 }
 
 void OfferModel::learn(const Evidence& evidence, float before, bool accepted) noexcept {
-  const float chance = 1.0f / (1.0f + std::exp(-(before + weigh(evidence))));
-  const float error = (accepted ? 1.0f : 0.0f) - chance;
-  for (const std::uint16_t place : evidence) {
-    const float lessons = lessons_[place].load(std::memory_order_relaxed) + 1.0f;
-    lessons_[place].store(lessons, std::memory_order_relaxed);
-    const float rate = std::max(kLeastRate, kFirstRate / std::sqrt(lessons));
-    std::atomic<float>& weight = weights_[place];
+  const float probability = 1.0f / (1.0f + std::exp(-(before + weigh(evidence))));
+  const float error = (accepted ? 1.0f : 0.0f) - probability;
+  for (const std::uint16_t index : evidence) {
+    const float samples = samples_[index].load(std::memory_order_relaxed) + 1.0f;
+    samples_[index].store(samples, std::memory_order_relaxed);
+    const float rate = std::max(kLeastRate, kFirstRate / std::sqrt(samples));
+    std::atomic<float>& weight = weights_[index];
     weight.store(weight.load(std::memory_order_relaxed) + rate * error, std::memory_order_relaxed);
   }
 }
 
 SavedRange OfferModel::range(std::size_t i) noexcept {
-  constexpr int kMostLessons = 1 << 24;  // where a float stops counting
+  constexpr int kMostSamples = 1 << 24;  // where a float stops counting
   if (i < kWeights) return {-AcceptanceModel::kMostWeight, AcceptanceModel::kMostWeight};
-  return i < 2 * kWeights ? SavedRange{0, kMostLessons} : StepPromises::range(i - 2 * kWeights);
+  return i < 2 * kWeights ? SavedRange{0, kMostSamples} : StepPromises::range(i - 2 * kWeights);
 }
 
 void OfferModel::write(float* values) const noexcept {
-  for (const auto* each : {&weights_, &lessons_}) {
+  for (const auto* each : {&weights_, &samples_}) {
     for (const std::atomic<float>& value : *each) *values++ = value.load(std::memory_order_relaxed);
   }
   steps_.write(values);
 }
 
 void OfferModel::read(const float* values) noexcept {
-  for (auto* each : {&weights_, &lessons_}) {
+  for (auto* each : {&weights_, &samples_}) {
     for (std::atomic<float>& value : *each) value.store(*values++, std::memory_order_relaxed);
   }
   steps_.read(values);
@@ -161,7 +161,7 @@ StepPromises::Promise StepPromises::promise(float own, float first,
            (kFirstCount + count);
   };
   // How many tokens of one step are accepted varies about as much as their mean: the record counts
-  // beside so many steps that went as all do.
+  // with a prior of n average steps.
   constexpr float kUsualSteps = 4.0f;
   const float accepted = shrunk(first, mean.accepted);
   const float usual = kUsualSteps * accepted;
@@ -170,7 +170,8 @@ StepPromises::Promise StepPromises::promise(float own, float first,
           shrunk(1.0f, mean.spent) * (record.spent + usual) / expected};
 }
 
-void StepPromises::learn(float own, float first, const Promise& came, StepRecord& record) noexcept {
+void StepPromises::learn(float own, float first, const Promise& observed,
+                         StepRecord& record) noexcept {
   const Promise expected = promise(own, first, {});
   Mean& mean = means_[class_of(own)];
   const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, float{kMemory});
@@ -179,15 +180,15 @@ void StepPromises::learn(float own, float first, const Promise& came, StepRecord
     const float known = value.load(std::memory_order_relaxed);
     value.store(known + (to - known) / count, std::memory_order_relaxed);
   };
-  move(mean.accepted, came.accepted);
-  move(mean.drafted, came.drafted);
-  move(mean.spent, came.spent);
+  move(mean.accepted, observed.accepted);
+  move(mean.drafted, observed.drafted);
+  move(mean.spent, observed.spent);
   // The last ten steps count, and as much as two tokens of each that were what was expected.
   constexpr float kDecay = 0.9f;
   constexpr float kFirst = 2.0f * (1.0f - kDecay);
-  record.accepted = kDecay * record.accepted + kFirst + came.accepted;
+  record.accepted = kDecay * record.accepted + kFirst + observed.accepted;
   record.expected = kDecay * record.expected + kFirst + expected.accepted;
-  const float part = came.spent / std::max(expected.spent, 1e-3f);
+  const float part = observed.spent / std::max(expected.spent, 1e-3f);
   record.spent = kDecay * record.spent + kFirst + part * expected.accepted;
 }
 

@@ -1,4 +1,4 @@
-// What the offers of one kind are worth beside the engine's own evidence.
+// Learns what the offers of one kind are worth beside the engine's own evidence.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace fastdraft {
 
-// Of a kind's recent offers for a request: the places that were judged, and those of them where the
+// A kind's recent offers for a request: the positions that were judged, and those of them where the
 // target emitted a token that was offered.
 struct OfferRecord {
   float judged = 0.0f;
@@ -42,7 +42,7 @@ class StepPromises {
     float spent;  // the time of the offers, as a part of what it was said to be
   };
 
-  // What was learned, as numbers, each within its range.
+  // The learned state, as numbers, each within its range.
   static constexpr std::size_t kClasses = 10;
   static constexpr std::size_t kSaved = 4 * kClasses;
   static SavedRange range(std::size_t i) noexcept;
@@ -56,11 +56,11 @@ class StepPromises {
   // more.
   StepPromises(float least, float unsure) noexcept : least_(least), unsure_(unsure) {}
 
-  // Of a step of the request with this record, whose own draft promises `own` tokens; `first` are
+  // For a step of the request with this record, whose own draft promises `own` tokens; `first` are
   // expected before anything is learned of such steps.
   Promise promise(float own, float first, const StepRecord& record) const noexcept;
-  // Learns what became of such a step.
-  void learn(float own, float first, const Promise& came, StepRecord& record) noexcept;
+  // Learns the outcome of such a step.
+  void learn(float own, float first, const Promise& observed, StepRecord& record) noexcept;
 
  private:
   struct Mean {
@@ -77,16 +77,17 @@ class StepPromises {
   std::array<Mean, kClasses> means_;
 };
 
-// The chance that the target emits a token at a place where an offer has that token, or another.
+// The probability that the target emits a token at a position where an offer has that token, or
+// another.
 //
 // `before` is the weight (log-odds) of the token by everything else: the engine's own evidence, and
-// the offers of other kinds that were weighed before. The chance is the logistic function of that
-// weight plus a few learned ones, so what is learned is what the offer adds to the evidence: a
+// the offers of other kinds that were weighed before. The probability is the logistic function of
+// that weight plus a few learned ones, so what is learned is what the offer adds to the evidence: a
 // drafter that is right where copies are right too adds little, one that is right where they
 // fail adds much. Averages for each drafter alone cannot tell the two apart.
 //
 // Logistic regression by online gradient descent, as AcceptanceModel; each weight's step shrinks
-// with the number of its lessons (J. Duchi et al., Adaptive Subgradient Methods, 2011), since a
+// with the number of its samples (J. Duchi et al., Adaptive Subgradient Methods, 2011), since a
 // kind's prior knows little of it.
 //
 // Thread-safe without locks: two threads that learn at once may lose a step.
@@ -103,8 +104,8 @@ class OfferModel {
                                                              0.7f, 0.8f, 0.9f, 0.95f, 0.99f};
   // No confidence, and the classes of it.
   static constexpr int kConfidences = 2 + static_cast<int>(kConfidenceEdges.size());
-  // The chance that a token of a class of confidence is accepted, before anything is learned.
-  static float first_chance(int confidence) noexcept;
+  // The probability that a token of a class of confidence is accepted, before anything is learned.
+  static float first_probability(int confidence) noexcept;
   static constexpr int kRecords = 6;
   static constexpr int kDepths = 8;
   static constexpr std::array<int, kFeatures> kValues = {
@@ -117,7 +118,7 @@ class OfferModel {
 
   using Evidence = std::array<std::uint16_t, kFeatures>;
 
-  // What is known of a token at a place where tokens are offered.
+  // A token at a position where tokens are offered.
   struct Token {
     bool offered;
     bool known;        // whether anything else expects it
@@ -132,11 +133,11 @@ class OfferModel {
 
   static Evidence evidence(const Token& token, const OfferRecord& record) noexcept;
 
-  // What the offer adds to the weight of a token.
+  // Returns what the offer adds to the weight of a token.
   float weigh(const Evidence& evidence) const noexcept {
     float sum = 0.0f;
-    for (const std::uint16_t place : evidence) {
-      sum += weights_[place].load(std::memory_order_relaxed);
+    for (const std::uint16_t index : evidence) {
+      sum += weights_[index].load(std::memory_order_relaxed);
     }
     return sum;
   }
@@ -144,18 +145,18 @@ class OfferModel {
   // Learns whether the target emitted the token.
   void learn(const Evidence& evidence, float before, bool accepted) noexcept;
 
-  // What was learned, as numbers, each within its range.
+  // The learned state, as numbers, each within its range.
   static SavedRange range(std::size_t i) noexcept;
   void write(float* values) const noexcept;
   void read(const float* values) noexcept;
 
-  // What steps with offers come to.
+  // The outcomes of steps with offers.
   StepPromises& steps() noexcept { return steps_; }
   const StepPromises& steps() const noexcept { return steps_; }
 
  private:
   std::array<std::atomic<float>, kWeights> weights_;
-  std::array<std::atomic<float>, kWeights> lessons_{};
+  std::array<std::atomic<float>, kWeights> samples_{};
   StepPromises steps_;
 };
 

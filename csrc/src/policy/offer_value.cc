@@ -41,7 +41,7 @@ bool OfferValue::add(OfferState& state, const float* probabilities, std::int32_t
   of_kind.time = time_;
   const StepPromises::Promise without =
       kinds_.plain_steps().promise(promised, promised, state.plain_steps);
-  // What is not known of the offers yet is no reason to hope for more of the engine's own draft.
+  // Ignorance about the offers must not raise the expectation of the engine's own draft.
   of_kind.first = std::max(without.accepted, expected);
   const StepPromises::Promise with =
       kinds_.model(kind_).steps().promise(of_kind.promised, of_kind.first, of_kind.steps);

@@ -1,4 +1,4 @@
-// Whether it pays to have another drafter make offers.
+// Decides when it pays to have another drafter make offers.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace fastdraft {
 
-// What a request knows of offers, once there was one or one was asked about.
+// A request's knowledge of offers, once there was one or one was asked about.
 struct OfferState {
   struct OfKind {
     OfferRecord offers;
@@ -45,7 +45,7 @@ struct OfferState {
 
   std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
   StepRecord plain_steps;
-  // Of the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
+  // In the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
   // how many it would have drafted; and the kinds that were offered, a bit for each.
   float own = -1.0f;
   std::int32_t own_drafted = 0;
@@ -70,9 +70,9 @@ class OfferValue {
   bool add(OfferState& state, const float* probabilities, std::int32_t drafted, std::int32_t limit,
            float expected) noexcept;
 
-  // Whether the tokens are worth the time. The price of time is the rate of this very step without
-  // offers, not that of all steps: a hard passage has to be passed, and its tokens cost what they
-  // take here.
+  // Returns whether the tokens are worth the time. The price of time is the rate of this very step
+  // without offers, not that of all steps: a hard passage has to be passed, and its tokens cost
+  // what they take here.
   bool pays(const StepCost& cost, std::int64_t rows, bool padded) const;
 
  private:
@@ -93,7 +93,7 @@ class OfferValue {
   Tokens offered_;
   double emitted_ = 0.0;  // without the offers
   double gain_ = 0.0;     // of the rows whose offers promise more
-  double spent_ = 0.0;    // the part of the time that the slowest of these takes
+  double spent_ = 0.0;    // the largest share of the offer time that any row uses
 };
 
 }  // namespace fastdraft

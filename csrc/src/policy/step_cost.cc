@@ -49,7 +49,7 @@ double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded,
                                 std::int64_t most) const noexcept {
   // keep_what_pays compares sums, which round: guess slightly more than it keeps.
   constexpr double kRoundingRoom = 1.0 - 1e-6;
-  // Tokens at the same depth of all rows are kept together, however small the chance of one.
+  // Tokens at the same depth of all rows are kept together, however improbable one is.
   if (rows == 0 || (padded && rows > 1)) return 0.0;
   if (is_constant()) return slope(rows) * rate * kRoundingRoom;
   // The last token that is kept pays for what it adds to the forward, and is the least probable.

@@ -24,7 +24,7 @@ constexpr std::size_t kPlain = 2;  // the width of a step without drafts
 constexpr double kWidest = kWidths.back();
 static_assert(kWidths[kPlain] == 1.0);
 
-// The variables: the logarithm of the seconds of a step without drafts, in the place of its width;
+// The variables: the logarithm of the seconds of a step without drafts, at the index of its width;
 // the other widths' logarithms relative to it; and what one graph adds.
 constexpr std::size_t kVariables = kPoints + 1;
 constexpr std::size_t kGraph = kPoints;
@@ -40,17 +40,17 @@ constexpr double kFirstMeasurement = 0.5;
 constexpr double kShape = 0.6;
 constexpr double kLevelDrift = 0.03;
 constexpr double kShapeReturn = 1.0 / 800.0;  // part of the way back to the typical curve, a step
-// What is not tried is not learned. Stairs lead to places that are better than all nearby, so a
-// step, also one without drafts, is hoped to be faster by so many standard deviations.
+// Without trials nothing is learned. Stairs have widths that are better than all nearby, so a
+// step, also one without drafts, is expected to be faster by this many standard deviations.
 constexpr double kHope = 0.25;
-// A forward in one graph is cheaper by about so much, before anything is measured; and how sure
+// A forward in one graph is cheaper by about this much, before anything is measured; and how sure
 // that is. Graphs save the launches of kernels, which is much for a small model and nothing for a
 // large.
 constexpr double kGraphGain = -0.05;
 constexpr double kGraphDeviation = 0.15;
 // A measurement counts as at most this many standard deviations off.
 constexpr double kLargestSurprise = 2.5;
-// What a width's second surprise in a row adds, in doubt about all that was known.
+// A width's second surprise in a row adds this doubt about all that was known.
 constexpr double kChanged = 0.5;
 constexpr double kUnknownLevel = 1e4;  // the variance of what nothing is known of
 
@@ -59,7 +59,7 @@ constexpr double kWorthPadding = 0.95;
 
 constexpr std::int64_t kPlainAtFirst = 2;
 constexpr std::int64_t kPlainEvery = 128;
-// Not every step can be measured: one that nothing was heard of is asked for again after so many.
+// Not every step can be measured: one that nothing was heard of is asked for again after this many.
 constexpr std::int64_t kPlainAgain = 16;
 
 // The points around `at` and the right one's share; beyond the ends the last point alone.
@@ -121,7 +121,7 @@ class StepLatency::Curve {
     typical_ = mean_;
     for (std::size_t i = 0; i < kPoints; ++i) {
       for (std::size_t j = 0; j < kPoints; ++j) {
-        // What is wrong about one width is mostly wrong about all, and a little about its own
+        // An error at one width is mostly an error at all, and a little at its own
         // kernels.
         const double octaves = std::log2(kWidths[i] / kWidths[j]) / 3.0;
         const double nearness = 0.85 * std::exp(-0.5 * octaves * octaves) + (i == j ? 0.15 : 0.0);
@@ -153,12 +153,12 @@ class StepLatency::Curve {
   }
 
   // The logarithms of a step's seconds at the points.
-  std::array<double, kPoints> logarithms(bool hopeful) const noexcept {
+  std::array<double, kPoints> logarithms(bool optimistic) const noexcept {
     std::array<double, kPoints> found{};
     const double level = mean_[kPlain];
     for (std::size_t i = 0; i < kPoints; ++i) {
       found[i] = i == kPlain ? level : level + mean_[i];
-      if (hopeful) found[i] -= kHope * deviation(i);
+      if (optimistic) found[i] -= kHope * deviation(i);
     }
     return found;
   }
@@ -242,7 +242,7 @@ class StepLatency::Curve {
     if (std::abs(surprise) <= kLargestSurprise * std::sqrt(variance)) {
       doubted_.erase(forward);
     } else if (!doubted_.insert(forward).second) {
-      // At first it seems that something else had the machine for a moment; a second time, that
+      // At first it seems that something else had the machine briefly; a second time, that
       // something has changed.
       for (std::size_t i = 0; i < kVariables; ++i) {
         for (std::size_t j = 0; j < kVariables; ++j) {
@@ -350,13 +350,13 @@ StepLatency::Widths StepLatency::best_widths(std::int64_t rows, std::int64_t wid
 }
 
 std::vector<double> StepLatency::seconds_by_tokens(std::int64_t rows, std::int64_t widest,
-                                                   bool hopeful) {
+                                                   bool optimistic) {
   check_rows(rows);
   check_range("widest", widest, 1, kMostWidth);
   std::vector<double> found(static_cast<std::size_t>(rows * widest));
   const auto count = static_cast<double>(rows);
   const std::lock_guard lock(mutex_);
-  const auto logarithms = curve(rows).logarithms(hopeful);
+  const auto logarithms = curve(rows).logarithms(optimistic);
   if (!a_row_ && !sizes_.empty()) {
     double known = -1.0;  // the tokens whose time is known: all those padded to them
     double seconds = 0.0;
@@ -398,7 +398,7 @@ double StepLatency::padded(std::int64_t rows, double tokens) const noexcept {
   return size == sizes_.end() ? tokens : *size * each;
 }
 
-// Where a forward stands on the curve of `rows`, by the tokens in it.
+// The width of a forward on the curve of `rows`, by the tokens in it.
 double StepLatency::width_of(std::int64_t rows, double tokens) const noexcept {
   // Sizes of all rows together: all numbers of rows that share a curve pad to the same ones.
   const bool together = !a_row_ && !sizes_.empty();

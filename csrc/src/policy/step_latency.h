@@ -11,7 +11,7 @@ namespace fastdraft {
 
 // The measured latency of one model's steps, which says what drafts cost.
 //
-// What decides is the ratio to a step without drafts, and it has to come out of few and noisy
+// The ratio to a step without drafts decides, and it has to come out of few and noisy
 // measurements on shared machines. So the logarithm of a step's time is taken as a level, which
 // drifts (longer context, busier machine), plus a shape over the width of the forward, its tokens a
 // row, which hardly does; a Kalman filter keeps both. The shape starts from a typical curve, its
@@ -48,7 +48,7 @@ class StepLatency {
   explicit StepLatency(Device device, std::vector<std::int64_t> sizes = {}, bool a_row = false);
   ~StepLatency();
 
-  // Whether the next step should go without drafts, to learn what that costs. To be asked once a
+  // Returns whether the next step should go without drafts, to learn what that costs. Ask once a
   // step. One that is not measured then is wanted again some steps later.
   bool wants_plain_step(std::int64_t rows);
 
@@ -60,7 +60,7 @@ class StepLatency {
   void observe(std::int64_t rows, double width, double seconds, double prompt_tokens = 0.0,
                bool one_graph = false);
 
-  // What to pay for drafts when a forward may be padded to a width that is cheaper.
+  // Prices of drafts when a forward may be padded to a width that is cheaper.
   struct Widths {
     std::vector<double> seconds;       // of a step that has room for i + 1 tokens a row
     std::vector<std::int64_t> widths;  // to give its forward
@@ -71,12 +71,12 @@ class StepLatency {
   Widths best_widths(std::int64_t rows, std::int64_t widest = kLongest);
 
   // Seconds of a forward over n tokens of all rows together in entry n - 1, rows x widest in all,
-  // at least those of one token a row; `hopeful`: less where little is known, so that it will be
+  // at least those of one token a row; `optimistic`: less where little is known, so that it will be
   // tried. It is what the engine takes as the cost of a batch. O(rows x widest).
   std::vector<double> seconds_by_tokens(std::int64_t rows, std::int64_t widest = kLongest,
-                                        bool hopeful = false);
+                                        bool optimistic = false);
 
-  // What a step takes where each row has `width` tokens and all run in one graph; hopeful.
+  // Seconds of a step where each row has `width` tokens and all run in one graph; optimistic.
   double seconds_in_one_graph(std::int64_t rows, std::int64_t width);
 
  private:

@@ -1,4 +1,4 @@
-// What a live store has taught about certain tokens.
+// Weights that a live store has learned for certain tokens.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,8 @@ class TokenWeights {
   using Weight = std::int16_t;
 
   static constexpr std::size_t kNames = 7;
-  // The places of a token's weights; a table of fewer than kMost takes their low bits.
-  using Places = std::array<std::uint16_t, kNames>;
+  // The indices of a token's weights; a table of fewer than kMost takes their low bits.
+  using Indices = std::array<std::uint16_t, kNames>;
 
   // The tokens before a candidate, hashed.
   struct Before {
@@ -65,41 +65,41 @@ class TokenWeights {
     return static_cast<std::int64_t>(size * sizeof(std::atomic<Weight>));
   }
 
-  // Of a token whose longest match is of the class `length`, and that of any other token of the
+  // For a token whose longest match is of the class `length`, and that of any other token of the
   // class `rival`; see AcceptanceModel::length_value.
   //
-  // What is read together lies in four cache lines: the token's own, those of its pairs with each
-  // of the two tokens before it, and that of the last token. Which lines these are does not depend
-  // on the lengths.
-  static Places places(Token token, const Before& before, int length, int rival) noexcept {
+  // Weights that are read together lie in four cache lines: the token's own, those of its pairs
+  // with each of the two tokens before it, and that of the last token. Which lines these are does
+  // not depend on the lengths.
+  static Indices indices(Token token, const Before& before, int length, int rival) noexcept {
     const std::uint64_t name = spread(token, kToken);
     const auto lengths = static_cast<std::uint64_t>(16 * length + rival + 1) * kLengths;
     const auto alone = static_cast<std::uint64_t>(length + 1) * kLengths;
     const std::uint64_t pair = name ^ before.last;
-    return {place(name),
-            place(pair),
-            place(pair, name ^ before.both),
-            place(name ^ before.second),
-            place(name, name ^ lengths),
-            place(before.last, before.last ^ lengths),
-            place(before.last, before.both ^ alone)};
+    return {index(name),
+            index(pair),
+            index(pair, name ^ before.both),
+            index(name ^ before.second),
+            index(name, name ^ lengths),
+            index(before.last, before.last ^ lengths),
+            index(before.last, before.both ^ alone)};
   }
 
-  // Asks for the lines of these places: they do not depend on the lengths.
+  // Asks for the lines of these indices: they do not depend on the lengths.
   void prefetch(Token token, const Before& before) const noexcept {
     const std::uint64_t name = spread(token, kToken);
-    fastdraft::prefetch(&lines_[(place(name) & mask_) / kLine]);
-    fastdraft::prefetch(&lines_[(place(name ^ before.last) & mask_) / kLine]);
-    fastdraft::prefetch(&lines_[(place(name ^ before.second) & mask_) / kLine]);
+    fastdraft::prefetch(&lines_[(index(name) & mask_) / kLine]);
+    fastdraft::prefetch(&lines_[(index(name ^ before.last) & mask_) / kLine]);
+    fastdraft::prefetch(&lines_[(index(name ^ before.second) & mask_) / kLine]);
   }
   void prefetch(const Before& before) const noexcept {
-    fastdraft::prefetch(&lines_[(place(before.last) & mask_) / kLine]);
+    fastdraft::prefetch(&lines_[(index(before.last) & mask_) / kLine]);
   }
 
   // The sum of the weights.
-  float weigh(const Places& places) const noexcept {
+  float weigh(const Indices& indices) const noexcept {
     const auto weight = [&](std::size_t i) {
-      return static_cast<int>(at(places[i] & mask_).load(std::memory_order_relaxed));
+      return static_cast<int>(at(indices[i] & mask_).load(std::memory_order_relaxed));
     };
     static_assert(kNames == 7);
     return static_cast<float>((weight(0) + weight(1)) + (weight(2) + weight(3)) +
@@ -107,11 +107,11 @@ class TokenWeights {
            kUnit;
   }
 
-  // Learns from `error`: 1 or 0, for a token that was emitted or not, less its chance.
-  void learn(const Places& places, float error) noexcept {
+  // Learns from `error`: 1 or 0, for a token that was emitted or not, less its probability.
+  void learn(const Indices& indices, float error) noexcept {
     const auto step = static_cast<int>(std::lrint(kRate * error / kUnit));
-    for (const std::uint16_t place : places) {
-      std::atomic<Weight>& weight = at(place & mask_);
+    for (const std::uint16_t index : indices) {
+      std::atomic<Weight>& weight = at(index & mask_);
       const int sum = weight.load(std::memory_order_relaxed) + step;
       weight.store(static_cast<Weight>(std::clamp(sum, -kLargest, kLargest)),
                    std::memory_order_relaxed);
@@ -129,12 +129,12 @@ class TokenWeights {
     return (static_cast<std::uint64_t>(token) + 2) * factor;
   }
   // The high bits of a product depend on all bits of its factors: of these, the first name the line
-  // and the next the place in it.
-  static std::uint16_t place(std::uint64_t hash) noexcept {
+  // and the next the slot in it.
+  static std::uint16_t index(std::uint64_t hash) noexcept {
     return static_cast<std::uint16_t>(hash >> 48);
   }
-  // A place in the line of `line` by another hash.
-  static std::uint16_t place(std::uint64_t line, std::uint64_t hash) noexcept {
+  // An index in the line of `line` by another hash.
+  static std::uint16_t index(std::uint64_t line, std::uint64_t hash) noexcept {
     return static_cast<std::uint16_t>((line >> 48 & ~std::uint64_t{kLine - 1}) |
                                       hash >> (64 - kLineBits));
   }

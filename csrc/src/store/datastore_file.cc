@@ -25,10 +25,9 @@ std::string reason() { return std::generic_category().message(errno); }
 
 // The system would take what comes before a NUL byte for the whole.
 std::string checked(const std::string& path) {
-  const std::size_t place = path.find('\0');
-  if (place == std::string::npos) return path;
-  throw InvalidValueError("a path must have no NUL byte, got one at index " +
-                          std::to_string(place));
+  const std::size_t nul = path.find('\0');
+  if (nul == std::string::npos) return path;
+  throw InvalidValueError("a path must have no NUL byte, got one at index " + std::to_string(nul));
 }
 
 // The folder of a path, with a slash at its end.

@@ -28,7 +28,7 @@ namespace fastdraft {
 // Tokens in 2, 3 or 4 bytes each, the lowest first. A document's mark is negative, and so one of
 // the largest numbers of that width.
 struct TokenCode {
-  // The fewest bytes in which the tokens up to `largest` can be told from marks.
+  // The fewest bytes in which the tokens up to `largest` can be distinguished from marks.
   static std::int64_t width_for(Token largest) noexcept;
   static Token largest(std::int64_t width) noexcept;
 
@@ -39,7 +39,7 @@ struct TokenCode {
                      Token* out) noexcept;
 };
 
-// Where an n-gram stands in a segment, and who wrote the token behind it. An entry of a table is
+// An n-gram's position in a segment, and who wrote the token behind it. An entry of a table is
 // one, or tells where an n-gram's postings begin: the latest first, kMost of them at most.
 class Posting {
  public:
@@ -106,7 +106,7 @@ struct SegmentEntry {
   std::array<std::int64_t, Datastore::kOrders.size()> buckets;
 };
 
-// Where the sections of a segment are in the file.
+// The offsets of a segment's sections in the file.
 struct SegmentLayout {
   std::int64_t tokens;
   std::int64_t outputs;
@@ -188,11 +188,11 @@ std::optional<Fingerprint> fingerprint_in(const Header& header, const std::strin
   return found;
 }
 
-// A file that is written beside `path` and takes its place when it is complete. Only the process
+// A file that is written beside `path` and replaces it when it is complete. Only the process
 // that made it may write to it; in a fork of it the destructor leaves the file alone.
 class OutputFile {
  public:
-  // `path`.tmp, locked until it is closed; it takes the place of one whose writer was killed. On
+  // `path`.tmp, locked until it is closed; it replaces one whose writer was killed. On
   // disks without locks two writers of one path would write to one file. Throws DatastoreError, as
   // do all its methods, and InvalidValueError for a path with a NUL byte.
   explicit OutputFile(const std::string& path);

@@ -129,7 +129,7 @@ struct Segment {
     const std::uint32_t* end_ = nullptr;
   };
 
-  // Where the n-gram of this order that ends the text stands. The text is coded as the tokens.
+  // The slot of the n-gram of this order that ends the text. The text is coded as the tokens.
   Postings find(std::size_t order, std::uint64_t hash, const CodedTail& text) const noexcept {
     const std::int32_t length = Datastore::kOrders[order];
     if (text.size() < length) return {};
@@ -200,7 +200,7 @@ class FrozenDatastore final : public Datastore {
     for (std::size_t order = lookup.first; order < lookup.end; ++order) {
       const std::int32_t length = kOrders[order];
       lookup.hashes[order] = hash_tokens(lookup.text + lookup.size - length, length, 0);
-      // Of many segments, all are asked for when their turn comes.
+      // If there are many segments, each is prefetched when its turn comes.
       if (!segments_.empty()) prefetch(segments_.back().home(order, lookup.hashes[order]));
     }
   }
@@ -238,7 +238,7 @@ class FrozenDatastore final : public Datastore {
   std::int64_t end() const override { return end_; }
 
  private:
-  // Of a position that is held.
+  // For a position that is held.
   const Segment& segment_of(std::int64_t position) const {
     const auto after =
         std::upper_bound(segments_.begin(), segments_.end(), position,

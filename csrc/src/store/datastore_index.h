@@ -1,4 +1,4 @@
-// What live and frozen datastores share: n-gram hashes, buckets of a hash table,
+// Shared by live and frozen datastores: n-gram hashes, buckets of a hash table,
 // and the walk along the occurrences of an n-gram.
 #pragma once
 
@@ -20,10 +20,10 @@ inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
 
 // How many tokens of context a document's later part is given, and the most that its mark may
 // tell: an occurrence is compared over half as many, so blocks of 32 can be checked over both
-// themselves and what came before.
+// themselves and earlier text.
 inline constexpr std::int64_t kContextTokens = 2 * Datastore::kLongestMatch;
 
-// A document is not begun in a segment with less room, hardly more than its context: so much
+// A document is not begun in a segment with less room, hardly more than its context: this much
 // shorter than it may be is any segment but the last at most.
 inline constexpr std::int64_t kLeastRoom = 2 * kContextTokens;
 
@@ -67,7 +67,7 @@ std::uint64_t random_seed();
 // and eight bits of the hash. Buckets that follow take what a full one cannot.
 struct alignas(64) Bucket {
   static constexpr int kEntries = 12;
-  // A search of a file looks at so many buckets and compares so many n-grams at most, lest damage
+  // A search of a file looks at a bounded number of buckets and n-grams, lest damage
   // make it long. In a whole table, four fifths full, not one n-gram in 10^14 lies farther from
   // its home.
   static constexpr std::int64_t kMostLooked = 128;
@@ -85,8 +85,8 @@ struct alignas(64) Bucket {
   std::uint32_t with_tag(std::uint8_t tag) const noexcept {
 #if defined(__SSE2__)
     const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(tags));
-    // Of four bytes at once: a byte that the compiler keeps in memory would be read as four, which
-    // waits until all that was written before has reached the cache.
+    // Read as four bytes at once: a byte that the compiler keeps in memory would be read as four,
+    // which waits until all that was written before has reached the cache.
     const std::uint32_t four = std::uint32_t{tag} * 0x01010101u;
     const __m128i same = _mm_cmpeq_epi8(all, _mm_set1_epi32(static_cast<int>(four)));
     return static_cast<std::uint32_t>(_mm_movemask_epi8(same)) & ((1u << kEntries) - 1);
@@ -124,17 +124,17 @@ class BestOccurrences {
   BestOccurrences(Occurrence* out, int most) noexcept : out_(out), most_(most) {}
 
   void offer(const Occurrence& found) noexcept {
-    int place = count_;
-    while (place > 0 && found.length > out_[place - 1].length) --place;
-    if (place == most_) return;
+    int slot = count_;
+    while (slot > 0 && found.length > out_[slot - 1].length) --slot;
+    if (slot == most_) return;
     count_ = std::min(count_ + 1, most_);
-    std::copy_backward(out_ + place, out_ + count_ - 1, out_ + count_);
-    out_[place] = found;
+    std::copy_backward(out_ + slot, out_ + count_ - 1, out_ + count_);
+    out_[slot] = found;
   }
 
   int count() const noexcept { return count_; }
   bool full() const noexcept { return count_ == most_; }
-  // Whether none that is offered later can be better.
+  // Returns whether none that is offered later can be better.
   bool settled() const noexcept {
     return full() && out_[most_ - 1].length == Datastore::kLongestMatch;
   }
@@ -147,19 +147,19 @@ class BestOccurrences {
 
 // Offers the occurrences of the n-gram of order kOrders[order] that ends the text to `best`, the
 // latest first, `*links` at most, and counts `*links` down.
-// Places: `valid()`, and `take()`, the Occurrence at this place, whose length is
+// Occurrences: `valid()`, and `take()`, the Occurrence at this position, whose length is
 // kLongestMatch at most; it moves on to the one before.
-template <typename Places>
-void walk(Places places, std::size_t order, int* links, BestOccurrences* best) {
+template <typename Occurrences>
+void walk(Occurrences occurrences, std::size_t order, int* links, BestOccurrences* best) {
   // Longer ones have been met: the latest occurrences of the longer n-gram are
   // among those, and no others of the latest of this one are as long.
   const std::int32_t longer =
       order == 0 ? Datastore::kLongestMatch + 1 : Datastore::kOrders[order - 1];
-  for (; places.valid() && *links > 0 && !best->settled(); --*links) {
-    const Occurrence place = places.take();
-    // Damage in a file; elsewhere all places are one n-gram's.
-    if (place.length < Datastore::kOrders[order]) return;
-    if (place.length < longer) best->offer(place);
+  for (; occurrences.valid() && *links > 0 && !best->settled(); --*links) {
+    const Occurrence occurrence = occurrences.take();
+    // Damage in a file; elsewhere all occurrences are one n-gram's.
+    if (occurrence.length < Datastore::kOrders[order]) return;
+    if (occurrence.length < longer) best->offer(occurrence);
   }
 }
 

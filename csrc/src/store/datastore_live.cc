@@ -22,60 +22,60 @@
 namespace fastdraft {
 namespace {
 
-// A document waits for so many tokens of another one: 0.1 s.
+// Largest piece added under the lock (about 0.1 s).
 constexpr std::int64_t kPieceTokens = std::int64_t{1} << 16;
-// Readers wait for so many tokens at most: microseconds.
+// Readers wait for this many tokens at most: microseconds.
 constexpr std::int64_t kSliceTokens = 128;
-// So much is moved for one document at most: any that is not longer than a piece.
+// At most this many tokens are re-appended per added document.
 constexpr std::int64_t kMostMoved = kPieceTokens + kContextTokens;
-// What the list of samples takes of the limit at most: a sixty-fourth.
+// The largest share of the limit for the list of samples: a sixty-fourth.
 constexpr std::int64_t kSamplesPart = 64;
-// A slice's memory is asked for so many tokens at a time: what is not used soon leaves the nearest
-// cache again.
+// A slice's memory is prefetched this many tokens at a time: what is not used soon leaves the
+// nearest cache again.
 constexpr std::int64_t kStepTokens = 16;
 constexpr int kNumTables = static_cast<int>(kNumOrders) + 1;
 
-// For `walk`: the places of an n-gram in the log.
-class LivePlaces {
+// For `walk`: the postings of an n-gram in the log.
+class LivePostings {
  public:
-  LivePlaces() = default;
+  LivePostings() = default;
   // The caller takes `most` at most.
-  LivePlaces(const LiveLog& log, const LiveLists::Places& places, std::int64_t length,
-             const Token* text, std::int64_t size, int most) noexcept
+  LivePostings(const LiveLog& log, const LiveLists::Postings& postings, std::int64_t length,
+               const Token* text, std::int64_t size, int most) noexcept
       : log_(&log),
-        places_(places),
+        postings_(postings),
         length_(length),
         text_(text),
         size_(size),
-        more_(std::min(places.left(), most)) {
+        more_(std::min(postings.left(), most)) {
     const int ahead = std::min(more_, kAhead);
     for (int i = 0; i < ahead; ++i) prefetch_text(i);
     more_ -= ahead;
   }
 
   bool valid() const noexcept {
-    return places_.left() > 0 && places_[0].position(*log_) - length_ >= log_->begin();
+    return postings_.left() > 0 && postings_[0].position(*log_) - length_ >= log_->begin();
   }
   Occurrence take() noexcept {
     if (more_ > 0) {
       prefetch_text(kAhead);
       --more_;
     }
-    const LiveLists::Place place = places_[0];
-    places_.next();
-    const std::int64_t position = place.position(*log_);
-    return {position, log_->common(position, text_, size_), place.output()};
+    const LiveLists::Posting posting = postings_[0];
+    postings_.next();
+    const std::int64_t position = posting.position(*log_);
+    return {position, log_->common(position, text_, size_), posting.output()};
   }
 
  private:
   static constexpr int kAhead = 7;
 
   void prefetch_text(int ahead) const noexcept {
-    log_->prefetch_from(places_[ahead].position(*log_) - length_);
+    log_->prefetch_from(postings_[ahead].position(*log_) - length_);
   }
 
   const LiveLog* log_ = nullptr;
-  LiveLists::Places places_;
+  LiveLists::Postings postings_;
   std::int64_t length_ = 0;
   const Token* text_ = nullptr;
   std::int64_t size_ = 0;
@@ -202,15 +202,15 @@ class LiveDatastore final : public Datastore {
   LiveLists lists_;
   Samples samples_;  // none before the first prompt that comes again
   bool prompts_repeat_ = false;
-  std::int64_t may_move_ = 0;  // so many tokens
-  double cleaned_ = 0.0;       // for so much of what has left the log, lists have been cleaned
+  std::int64_t may_move_ = 0;  // in tokens
+  double cleaned_ = 0.0;       // the bytes of left text for which lists have been cleaned
   std::array<double, kNumTables> merged_{};  // and pages of each table looked at
   std::int64_t running_bytes_ = 0;           // of those that the log counts
   RunningTexts running_;
   std::shared_ptr<TokenWeights> weights_;
 };
 
-// Running texts take a quarter of the limit at most, the place of the oldest text as need be.
+// Running texts take a quarter of the limit at most, that of the oldest text as need be.
 bool LiveDatastore::charge_running(std::int64_t bytes) {
   constexpr std::int64_t kPart = 4;
   const std::unique_lock<PhaseFairMutex> lock(*mutex_);
@@ -238,7 +238,7 @@ bool LiveDatastore::charge_running(std::int64_t bytes) {
 
 // A table of n weights from n / 12 tokens of text on, which are more than a chunk: a store of
 // little text takes no more memory than it did. A larger table has what the smaller one learned;
-// requests that hold that go on with it. It takes the place of the oldest text as need be.
+// requests that hold that go on with it. It replaces the oldest text as need be.
 std::shared_ptr<TokenWeights> LiveDatastore::token_weights() {
   const std::unique_lock<PhaseFairMutex> lock(*mutex_);
   if (closed()) return nullptr;
@@ -280,12 +280,13 @@ void LiveDatastore::go_on(const Lookup& lookup) const {
 
 int LiveDatastore::find(const Lookup& lookup, Occurrence* out, int most, int links) const {
   if (most <= 0 || log_.empty()) return 0;
-  std::array<LivePlaces, kNumOrders> places;
-  std::array<LiveLists::Place, kNumOrders> singles;
-  const auto look_up = [&](std::size_t order, int most_places) {
-    const LiveLists::Places found = tables_[order].find_places(
+  std::array<LivePostings, kNumOrders> postings;
+  std::array<LiveLists::Posting, kNumOrders> singles;
+  const auto look_up = [&](std::size_t order, int most_postings) {
+    const LiveLists::Postings found = tables_[order].find_postings(
         lookup.hashes[order], lookup.text + lookup.size, &singles[order]);
-    places[order] = LivePlaces(log_, found, kOrders[order], lookup.text, lookup.size, most_places);
+    postings[order] =
+        LivePostings(log_, found, kOrders[order], lookup.text, lookup.size, most_postings);
     return found.left();
   };
   // The texts that are read if none has left are all asked for before the first is read.
@@ -297,13 +298,13 @@ int LiveDatastore::find(const Lookup& lookup, Occurrence* out, int most, int lin
   for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     if (best.full() || links == 0) break;
     if (order >= ahead) look_up(order, links);
-    walk(places[order], order, &links, &best);
+    walk(postings[order], order, &links, &best);
   }
   return best.count();
 }
 
 // The latest position, or -1, before which the first `size` tokens of a document
-// occur as they do here; of more than kContextTokens, the last so many.
+// occur as they do here; of more than kContextTokens, the last ones.
 std::int64_t LiveDatastore::find_prefix(const Token* tokens, std::int64_t size) const {
   const std::int64_t window = std::min(size, kContextTokens);
   const Token* last = tokens + size;
@@ -340,7 +341,7 @@ std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size
   }
 }
 
-// Whether less of the lists has been cleaned than text has left.
+// Returns whether less of the lists has been cleaned than text has left.
 bool LiveDatastore::lists_left() const noexcept {
   return lists_.num_blocks() > 0 &&
          (log_.left() - cleaned_) * static_cast<double>(lists_.num_blocks()) >= 1.0;
@@ -352,7 +353,9 @@ void LiveDatastore::clean_lists() noexcept {
   constexpr int kAtOnce = 64;
   std::array<LiveLists::Leaving, kAtOnce> leaving;
   std::array<std::uint64_t, kAtOnce> hashes;
-  const auto latest = [&](const LiveLists::Leaving& list) { return list.places[0].position(log_); };
+  const auto latest = [&](const LiveLists::Leaving& list) {
+    return list.postings[0].position(log_);
+  };
   const auto is_held = [&](const LiveLists::Leaving& list) {
     return latest(list) - kOrders[list.order] >= log_.begin();
   };
@@ -376,10 +379,10 @@ void LiveDatastore::clean_lists() noexcept {
     hash = hashes.begin();
     for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
       if (!is_held(*list)) continue;
-      LiveLists::Place live[LiveLists::kMostPlaces];
-      const int places = lists_.copy_live(list->places, live);
-      tables_[list->order].move_list(*hash, list->address, live, places, [&] {
-        return lists_.make(list->order, list->check, live, places);
+      LiveLists::Posting live[LiveLists::kMostPostings];
+      const int postings = lists_.copy_live(list->postings, live);
+      tables_[list->order].move_list(*hash, list->address, live, postings, [&] {
+        return lists_.make(list->order, list->check, live, postings);
       });
     }
   }
@@ -416,7 +419,7 @@ void LiveDatastore::enter(Put put) {
 }
 
 // Appends a document's tokens from tokens[first] on, up to tokens[last - 1], and indexes what
-// comes from tokens[common] on; under the lock. Returns how far it came: where a page had to be
+// comes from tokens[common] on; under the lock. Returns how far it went: where a page had to be
 // rebuilt, readers have waited long enough.
 std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                                       std::int64_t common, std::int64_t prompt_size) {
@@ -460,12 +463,12 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
     log_.append(tokens[i], output);
     if (i < common) continue;
     const std::int64_t position = log_.end() - 1;
-    const auto place = static_cast<std::size_t>(i - first);
+    const auto posting = static_cast<std::size_t>(i - first);
     for (std::size_t order = 0; order < kNumOrders; ++order) {
       const std::int32_t length = kOrders[order];
       if (i < length) continue;
       enter([&] {
-        tables_[order].put(pages[order][place], hashes[order][place], position, output,
+        tables_[order].put(pages[order][posting], hashes[order][posting], position, output,
                            [&](std::int64_t at) { return log_.matches(at, tokens + i, length); });
       });
     }
@@ -533,7 +536,7 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
     }
     return;
   }
-  // What is repeated of a beginning is here too.
+  // The repeated part of a beginning is here too.
   const std::int64_t common = stored_prefix(tokens, size, 0);
   if (common == size && !closed()) return;
   const Samples::Prompt prompt = prompt_of(tokens, common, std::min(prompt_size, size));
@@ -549,7 +552,8 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
 }
 
 // The prompt whose sample a document is that begins with `common` tokens of another. Samples are
-// told apart from the first prompt on that comes again: before that there is nothing to decide on.
+// distinguished from the first prompt on that comes again: before that there is nothing to decide
+// on.
 Samples::Prompt LiveDatastore::prompt_of(const Token* tokens, std::int64_t common,
                                          std::int64_t prompt_size) {
   if (prompt_size <= 0 || (!prompts_repeat_ && common < prompt_size)) return Samples::kNone;

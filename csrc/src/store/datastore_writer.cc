@@ -18,7 +18,7 @@ namespace {
 // How many tokens ahead the memory of an n-gram's bucket is asked for.
 constexpr std::int64_t kAhead = 16;
 
-// Room for so many entries: four fifths full, so that a search rarely leaves its
+// Room for n entries: four fifths full, so that a search rarely leaves its
 // first bucket.
 std::int64_t buckets_for(std::int64_t entries) noexcept {
   return entries * 5 / (4 * Bucket::kEntries) + 1;
@@ -92,7 +92,7 @@ class OrderIndex {
     return numbers;
   }
 
-  // Where the n-gram before `position` occurred first; there, if it is new.
+  // The first occurrence of the n-gram before `position`; that position, if it is new.
   std::int64_t first_of(std::int64_t position, std::uint64_t hash,
                         std::vector<Bucket>* table) const {
     const std::uint8_t tag = Bucket::tag(hash);
@@ -139,9 +139,9 @@ class OrderIndex {
       if (kept[number] == 1) {
         entries[number] = posting;
       } else {
-        const std::int64_t place =
+        const std::int64_t slot =
             Posting(entries[number]).first() + kept[number] - missing[number] - 1;
-        postings_[static_cast<std::size_t>(place)] = posting;
+        postings_[static_cast<std::size_t>(slot)] = posting;
       }
     }
     return entries;
@@ -356,7 +356,7 @@ void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output
   check_tokens(tokens, size, "token_ids");
   const std::scoped_lock lock(mutex_);
   writer();
-  // What was half written must not be completed.
+  // A half-written file must not be completed.
   std::unique_ptr<FileWriter> writing = std::move(writer_);
   writing->append(tokens, size, output);
   writer_ = std::move(writing);
@@ -368,7 +368,7 @@ void DatastoreWriter::append_all(const Datastore& source) {
   for (std::int64_t position = 0; position < end;) {
     const LogPart part(source, position, end - position);
     if (source.closed()) break;
-    // What came before has left since, or never was held.
+    // Earlier text has left since, or never was held.
     if (part.begin() > position) begin_document();
     for (std::int64_t i = 0; i < part.size();) {
       const Token* token = part.tokens() + i;

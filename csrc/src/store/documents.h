@@ -13,7 +13,7 @@ namespace fastdraft {
 // Some of a log: tokens, and a mark before each document.
 class LogPart {
  public:
-  // What stands from `position` on, or, where that has left, from where the store begins: `most` at
+  // The tokens from `position` on, or, where that has left, from where the store begins: `most` at
   // most. Text that is added waits while 4,096 tokens are copied; no more are at a time.
   LogPart(const Datastore& store, std::int64_t position, std::int64_t most) {
     const Datastore::Reader reader(store);

@@ -53,7 +53,7 @@ void LiveLists::begin_block(Block* block) noexcept {
   at(next_)->header = {kUnused, 0};
 }
 
-// The smallest place left that is large enough; what is not needed of it stays free.
+// The smallest posting left that is large enough; what is not needed of it stays free.
 LiveLists::Address LiveLists::allocate(unsigned size) noexcept {
   unsigned from = size;
   while (from < kSizes && free_[from] < 0) ++from;
@@ -97,45 +97,46 @@ void LiveLists::take_out(Address address) noexcept {
   if (!last) at(next)->free.previous = previous;
 }
 
-LiveLists::Address LiveLists::make(std::size_t order, std::uint32_t check, const Place* places,
+LiveLists::Address LiveLists::make(std::size_t order, std::uint32_t check, const Posting* postings,
                                    int count) noexcept {
   unsigned size = 0;
   while (capacity(size) < count) ++size;
   const Address address = allocate(size);
   List* list = at(address);
   list->header = {size, Header::state_of(count), order, check};
-  std::copy_n(places, count, list->places);
+  std::copy_n(postings, count, list->postings);
   return address;
 }
 
-LiveLists::Address LiveLists::add(Address address, Place place) noexcept {
+LiveLists::Address LiveLists::add(Address address, Posting posting) noexcept {
   List* list = at(address);
   const Header header = list->header;
   int count = header.count();
-  if (count == kMostPlaces) {
-    const int next = header.latest() + 1 < kMostPlaces ? header.latest() + 1 : 0;
-    list->places[next] = place;
-    list->header = {header.size(), static_cast<unsigned>(kMostPlaces + next), header.order(),
+  if (count == kMostPostings) {
+    const int next = header.latest() + 1 < kMostPostings ? header.latest() + 1 : 0;
+    list->postings[next] = posting;
+    list->header = {header.size(), static_cast<unsigned>(kMostPostings + next), header.order(),
                     header.check()};
     return address;
   }
   unsigned size = header.size();
   if (count == capacity(size)) {
-    Place* end = list->places + count;
-    Place* live = std::find_if(list->places, end, [&](Place known) { return is_live(known); });
+    Posting* end = list->postings + count;
+    Posting* live =
+        std::find_if(list->postings, end, [&](Posting known) { return is_live(known); });
     List* moved = list;
-    if (live == list->places) {
+    if (live == list->postings) {
       const Address larger = allocate(size + 1);
       moved = at(larger);
-      std::copy(live, end, moved->places);
+      std::copy(live, end, moved->postings);
       release(std::exchange(address, larger), size++);
     } else {
-      std::copy(live, end, moved->places);
+      std::copy(live, end, moved->postings);
     }
     list = moved;
     count = static_cast<int>(end - live);
   }
-  list->places[count++] = place;
+  list->postings[count++] = posting;
   list->header = {size, Header::state_of(count), header.order(), header.check()};
   return address;
 }
@@ -165,7 +166,7 @@ int LiveLists::next_leaving(Leaving* lists, int most) noexcept {
     if (header.size() == kUnused) break;
     if (header.is_list()) {
       const Address address = cleaned_first_ + static_cast<Address>(cleaned_units_);
-      lists[count++] = {header.order(), places_of(list), address, header.check()};
+      lists[count++] = {header.order(), postings_of(list), address, header.check()};
     }
     cleaned_units_ += header.units();
   }
@@ -180,10 +181,10 @@ void LiveLists::end_cleaning() noexcept {
   log_->keep_block(block);
 }
 
-int LiveLists::copy_live(const Places& places, Place* out) const noexcept {
+int LiveLists::copy_live(const Postings& postings, Posting* out) const noexcept {
   int count = 0;
-  for (int back = places.left(); back-- > 0;) {
-    if (is_live(places[back])) out[count++] = places[back];
+  for (int back = postings.left(); back-- > 0;) {
+    if (is_live(postings[back])) out[count++] = postings[back];
   }
   return count;
 }

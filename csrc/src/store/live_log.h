@@ -16,18 +16,18 @@
 
 namespace fastdraft {
 
-// A ring of chunks, and all memory of the store: the oldest chunk leaves when its place is needed.
+// A ring of chunks, and all memory of the store: the oldest chunk leaves when its memory is needed.
 //
 // Not thread-safe; const calls may overlap.
 class LiveLog {
  public:
   static constexpr std::int64_t kChunkTokens = 1364;
-  // The beginnings of documents are known at every so many tokens.
+  // The beginnings of documents are known at every n-th token.
   static constexpr std::int64_t kPrefixStep = kContextTokens / 2;
 
   // A token takes 3 bytes: 23 bits, the highest of which is its sign, and whether it was a model's
   // output. No vocabulary has larger ones than kLargestToken; hosts that put other numbers in the
-  // place of tokens, as for images, have kUnknown stored for them, which ends what is drafted.
+  // lieu of tokens, as for images, have kUnknown stored for them, which ends what is drafted.
   static constexpr std::int64_t kWidth = 3;
   static constexpr Token kUnknown = (Token{1} << 22) - 1;
   static constexpr Token kLargestToken = kUnknown - 1;
@@ -38,23 +38,23 @@ class LiveLog {
   };
   static_assert(sizeof(Chunk) == 4096);
 
-  // What a chunk takes by itself: the allocator's header, the bytes lost to alignment and the place
+  // Bytes of a chunk itself: the allocator's header, the bytes lost to alignment and the entry
   // in a list are in it.
   static constexpr std::int64_t kBlockBytes = sizeof(Chunk) + alignof(Chunk) + 2 * sizeof(void*);
-  // A store that has grown beyond so much takes its memory by the slab, a huge page.
+  // A store larger than this takes its memory by the slab, a huge page.
   static constexpr std::int64_t kSmallStore = std::int64_t{16} << 20;
   static constexpr auto kSlab = static_cast<std::int64_t>(kHugePage);
   static constexpr std::int64_t kSlabBlocks = kSlab / static_cast<std::int64_t>(sizeof(Chunk));
   static_assert(kSlab % sizeof(Chunk) == 0);
-  // With the page that holds the allocator's header, and places in lists, which may be half empty.
+  // With the page that holds the allocator's header, and entries of lists, which may be half empty.
   static constexpr std::int64_t kSlabBytes = kSlab + 4096 + 2 * (1 + kSlabBlocks) * sizeof(void*);
-  // Rings and directories of tables begin with so many pointers.
+  // Rings and directories of tables begin with this many pointers.
   static constexpr std::size_t kFirstPointers = 16;
   static constexpr std::int64_t bytes_of(std::size_t pointers) noexcept {
     return static_cast<std::int64_t>(pointers * sizeof(void*));
   }
 
-  // Of a store that takes `own_bytes` itself.
+  // For a store that takes `own_bytes` itself.
   LiveLog(std::int64_t max_bytes, std::int64_t own_bytes)
       : max_bytes_(max_bytes),
         bytes_(own_bytes + bytes_of(kFirstPointers)),
@@ -84,7 +84,7 @@ class LiveLog {
   std::int64_t num_tokens() const noexcept { return num_tokens_; }
   std::int64_t bytes() const noexcept { return bytes_; }
   std::int64_t max_bytes() const noexcept { return max_bytes_; }
-  // Whether `tokens` and kLeastRoom more can enter before the oldest text leaves, since the
+  // True if `tokens` and kLeastRoom more can enter before the oldest text leaves, since the
   // index too takes blocks.
   static constexpr std::int64_t kLeastRoom = 2 * kChunkTokens;
   bool has_room(std::int64_t tokens) const noexcept {
@@ -95,7 +95,7 @@ class LiveLog {
   double left() const noexcept { return left_; }
   std::int64_t directory_bytes() const noexcept { return bytes_of(ring_.size()); }
 
-  // Of positions that are held.
+  // For positions that are held.
   Token token(std::int64_t position) const noexcept { return decoded(load_32(coded(position))); }
   bool output(std::int64_t position) const noexcept {
     return (coded(position)[kWidth - 1] & kOutput) != 0;
@@ -121,7 +121,7 @@ class LiveLog {
     fastdraft::prefetch(first);
     fastdraft::prefetch(first + kLineTokens * kWidth);
   }
-  // Whether the `count` tokens before `position` are held and those before `last`.
+  // Returns whether the `count` tokens before `position` are held and those before `last`.
   bool matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
     if (position - count < begin_) return false;
     const std::uint8_t* end = coded_end(position, count);
@@ -172,8 +172,8 @@ class LiveLog {
   };
   using Slab = std::unique_ptr<std::byte, FreeSlab>;
   static Slab allocate_slab() noexcept;
-  // Whether the store is large, has used its slabs up, and has room for one more. Without one
-  // blocks are allocated one by one.
+  // Returns whether the store is large, has used its slabs up, and has room for one more. Without
+  // one blocks are allocated one by one.
   bool wants_slab() const noexcept {
     return kHugePages && used_of_slab_ == kSlabBlocks && given_back_.empty() &&
            bytes_ >= kSmallStore && bytes_ + kSlabBytes <= max_bytes_;
@@ -183,7 +183,7 @@ class LiveLog {
   // Counts `bytes` more; old chunks leave as needed. Throws MemoryLimitError.
   void charge(std::int64_t bytes);
   void refund(std::int64_t bytes) noexcept { bytes_ -= bytes; }
-  // An array of twice as many pointers, counted in the place of the one it follows. Throws
+  // An array of twice as many pointers, counted instead of the one it follows. Throws
   // MemoryLimitError.
   template <typename T>
   std::vector<T*> wider(const std::vector<T*>& pointers) {
@@ -221,7 +221,7 @@ class LiveLog {
   static constexpr int kLowBits = 23;
   static constexpr std::uint32_t kLow = (std::uint32_t{1} << kLowBits) - 1;
   static constexpr std::uint8_t kOutput = 0x80;  // of a token's last byte
-  // So many tokens a cache line holds at least.
+  // The least number of tokens that a cache line holds.
   static constexpr std::int64_t kLineTokens = 64 / kWidth;
 
   static Token decoded(std::uint32_t bits) noexcept {

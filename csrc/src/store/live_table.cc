@@ -6,7 +6,7 @@
 namespace fastdraft {
 namespace {
 
-// In a page that is rebuilt, lists are asked for so many buckets ahead, their texts one fewer.
+// In a page that is rebuilt, lists are prefetched this many buckets ahead, their texts one fewer.
 constexpr std::int64_t kListsAhead = 2;
 
 }  // namespace
@@ -59,7 +59,7 @@ LiveTable::Page* LiveTable::make_room(Page* page, std::uint64_t hash) {
 void LiveTable::merge_next() noexcept {
   const Page* page = directory_[next_ >> (32 - depth_)];
   if (page->depth == 0) return;
-  // Of all numbers, in 64 bits.
+  // The sum of all numbers, in 64 bits.
   const std::uint64_t numbers = std::uint64_t{1} << (32 - page->depth);
   const std::uint64_t first = next_ & ~(2 * numbers - 1);
   next_ = static_cast<std::uint32_t>((next_ & ~(numbers - 1)) + numbers);

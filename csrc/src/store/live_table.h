@@ -1,4 +1,4 @@
-// Where a live datastore finds the latest occurrence of some tokens.
+// Finds the latest occurrence of some tokens in a live datastore.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace fastdraft {
 
 // Finds where an n-gram occurs in the log. Its hash leads to the position behind its only
 // occurrence, or to the list of its latest ones. The caller compares each hit with the log, so an
-// entry that outlived its text or its list does no harm; it is cleared away when its place is
+// entry that outlived its text or its list does no harm; it is cleared away when its slot is
 // needed.
 //
 // An extendible hash table (Fagin et al., 1979): a full page is split in two, so growth never
@@ -42,9 +42,9 @@ class LiveTable {
   LiveTable(const LiveTable&) = delete;
   LiveTable& operator=(const LiveTable&) = delete;
 
-  // Of the `window` tokens before a position; 0: as many as the log's prefix_window says. The
-  // log gives the memory, and must outlive the table. With `lists`, which too must outlive it, more
-  // than the latest position is known: those of kOrders[order]. Throws MemoryLimitError.
+  // The hash of the `window` tokens before a position; 0: as many as the log's prefix_window says.
+  // The log gives the memory, and must outlive the table. With `lists`, which too must outlive it,
+  // more than the latest position is known: those of kOrders[order]. Throws MemoryLimitError.
   void open(LiveLog& log, std::int64_t window, std::uint64_t seed, LiveLists* lists = nullptr,
             std::size_t order = 0);
   // Forgets the entries, whose memory is the log's.
@@ -83,41 +83,41 @@ class LiveTable {
 
   // The positions of the tokens before `last`, whose hash this is: all that is known of them, of a
   // table with lists. They are to be compared.
-  LiveLists::Places find_places(std::uint64_t hash, const Token* last,
-                                LiveLists::Place* single) const noexcept {
-    LiveLists::Places places;
+  LiveLists::Postings find_postings(std::uint64_t hash, const Token* last,
+                                    LiveLists::Posting* single) const noexcept {
+    LiveLists::Postings postings;
     look(hash, [&](const Bucket& bucket, int i) {
       if (has_bit(bucket.lists, i)) {
         if (!lists_->is_of(bucket.positions[i], LiveLists::check(hash))) return false;
-        places = lists_->places(bucket.positions[i]);
+        postings = lists_->postings(bucket.positions[i]);
         return true;
       }
       const std::int64_t position = log_->expand(bucket.positions[i]);
       if (!is_held(position) || !log_->matches(position, last, window_)) return false;
       *single = {position, has_bit(bucket.outputs, i)};
-      places = {single, 1, 0, 1};
+      postings = {single, 1, 0, 1};
       return true;
     });
-    return places;
+    return postings;
   }
 
-  // Enters `position` in the hash's page, in the place of the latest one or, with lists, beside it;
+  // Enters `position` in the hash's page, instead of the latest one or, with lists, beside it;
   // `output` tells whether the token there is a model's output. Throws MemoryLimitError. For lists
   // there must be room.
   template <typename Matches>
   void put(Page* page, std::uint64_t hash, std::int64_t position, bool output, Matches matches) {
     const std::uint8_t tag = Bucket::tag(hash);
-    // Where the position goes: in place of an entry whose text has left, else in a free place.
+    // The position replaces an entry whose text has left, else it takes a free slot.
     Bucket* free_bucket = nullptr;
-    int free_place = 0;
+    int free_slot = 0;
     for (std::int64_t at = Bucket::home(hash, Page::kBuckets);; at = after(at)) {
       Bucket& bucket = page->buckets[at];
       for (std::uint32_t same = bucket.with_tag(tag); same != 0; same &= same - 1) {
         if (add(bucket, lowest_bit(same), hash, position, output, matches)) return;
       }
       if (free_bucket == nullptr && log_->begin() > 0) {
-        free_place = place_of_left(bucket);
-        if (free_place < Bucket::kEntries) free_bucket = &bucket;
+        free_slot = slot_of_left(bucket);
+        if (free_slot < Bucket::kEntries) free_bucket = &bucket;
       }
       if (bucket.full()) continue;
       if (free_bucket == nullptr) {
@@ -129,18 +129,18 @@ class LiveTable {
         } else {
           free_bucket = &bucket;
         }
-        free_place = lowest_bit(free_bucket->with_tag(0));
+        free_slot = lowest_bit(free_bucket->with_tag(0));
         ++page->used;
       }
-      set(*free_bucket, free_place, tag, {static_cast<std::uint32_t>(position), false, output});
+      set(*free_bucket, free_slot, tag, {static_cast<std::uint32_t>(position), false, output});
       return;
     }
   }
 
-  // Writes where the places of a list are now that was at `address`: at the address that
-  // make() returns or, where there is one, at `places`. Nothing where the list has no entry.
+  // Writes where the postings of a list are now that was at `address`: at the address that
+  // make() returns or, where there is one, at `postings`. Nothing where the list has no entry.
   template <typename Make>
-  void move_list(std::uint64_t hash, LiveLists::Address address, const LiveLists::Place* places,
+  void move_list(std::uint64_t hash, LiveLists::Address address, const LiveLists::Posting* postings,
                  int count, Make make) noexcept {
     look(hash, [&](const Bucket& found, int i) {
       if (!has_bit(found.lists, i) || found.positions[i] != address) return false;
@@ -148,8 +148,8 @@ class LiveTable {
       if (count > 1) {
         bucket.positions[i] = make();
       } else {
-        const auto position = static_cast<std::uint32_t>(places->position(*log_));
-        set(bucket, i, bucket.tags[i], {position, false, places->output()});
+        const auto position = static_cast<std::uint32_t>(postings->position(*log_));
+        set(bucket, i, bucket.tags[i], {position, false, postings->output()});
       }
       return true;
     });
@@ -179,7 +179,7 @@ class LiveTable {
     return same != 0;
   }
 
-  // What an entry tells.
+  // The content of an entry.
   struct Entry {
     std::uint32_t position;  // its low 32 bits, or the address of a list
     bool list;
@@ -230,8 +230,9 @@ class LiveTable {
       known = static_cast<std::uint32_t>(position);
       return true;
     }
-    const LiveLists::Place places[] = {{before, has_bit(bucket.outputs, i)}, {position, output}};
-    const LiveLists::Address list = lists_->make(order_, LiveLists::check(hash), places, 2);
+    const LiveLists::Posting postings[] = {{before, has_bit(bucket.outputs, i)},
+                                           {position, output}};
+    const LiveLists::Address list = lists_->make(order_, LiveLists::check(hash), postings, 2);
     set(bucket, i, bucket.tags[i], {list, true, false});
     return true;
   }
@@ -248,13 +249,13 @@ class LiveTable {
   Page* page(std::uint64_t hash) const noexcept {
     return directory_[spread(hash) >> (32 - depth_)];
   }
-  // Whether what the entry leads to may be held; without a look at it.
+  // Returns whether what the entry leads to may be held; without a look at it.
   bool leads(const Bucket& bucket, int i) const noexcept {
     return has_bit(bucket.lists, i) ? lists_->held(bucket.positions[i])
                                     : is_held(log_->expand(bucket.positions[i]));
   }
   // The first entry that has left; kEntries: none.
-  int place_of_left(const Bucket& bucket) const noexcept {
+  int slot_of_left(const Bucket& bucket) const noexcept {
     int i = 0;
     while (i < Bucket::kEntries && (bucket.tags[i] == 0 || leads(bucket, i))) ++i;
     return i;
@@ -271,7 +272,7 @@ class LiveTable {
   LiveLists* lists_ = nullptr;
   std::size_t order_ = 0;
   std::int64_t window_ = 0;
-  std::int64_t reach_ = 0;  // an entry is of use while so many tokens before it are held
+  std::int64_t reach_ = 0;  // an entry is of use while this many tokens before it are held
   std::uint64_t seed_ = 0;
   std::int64_t rebuilt_ = 0;
   std::int64_t num_pages_ = 0;

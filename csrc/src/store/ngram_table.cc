@@ -38,7 +38,7 @@ struct TableHeader {
 };
 static_assert(sizeof(TableHeader) == TableHeader::kBytes);
 
-// What a word's read goes beyond it.
+// Bytes that a word's read goes beyond it.
 constexpr std::int64_t kPadding = 1;
 constexpr std::int64_t kContextsPerBucket = 2;
 
@@ -251,7 +251,7 @@ void NgramTableWriter::finish() {
 
     std::vector<Counted> counted;
     std::vector<Context> kept;
-    // Of the shorter context.
+    // Those of the shorter context.
     auto below = shorter.cbegin();
     auto end = below;
     for (std::size_t i = 0; i < occurring.size();) {
@@ -275,7 +275,7 @@ void NgramTableWriter::finish() {
       auto at = below;
       for (std::size_t k = first; k < counted.size(); ++k) {
         Counted& each = counted[k];
-        // What follows a context follows the shorter one too.
+        // A token that follows a context follows the shorter one too.
         at = std::lower_bound(at, end, each.successor, [](const Counted& other, Token successor) {
           return other.successor < successor;
         });

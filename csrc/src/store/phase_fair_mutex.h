@@ -56,7 +56,7 @@ class PhaseFairMutex final : public ForkGuard {
   void wake_writer();
 
   // The readers inside, and kWriter for each writer that has come and not left. A reader that finds
-  // a writer is counted for a moment too.
+  // a writer is counted briefly too.
   std::atomic<std::uint64_t> state_{0};
   std::atomic<std::uint64_t> turn_{0};  // how many writers have left; set under the mutex
 

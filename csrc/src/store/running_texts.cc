@@ -38,18 +38,19 @@ void RunningTexts::release() noexcept {
   charge_(-std::exchange(bytes_, 0));
 }
 
-// Writes the tokens before a place, `most` at most and as far as the text is here, to where they
+// Writes the tokens before a position, `most` at most and as far as the text is here, to where they
 // end at `end`. Returns how many.
-std::int64_t RunningTexts::copy_before(Place place, std::int64_t most, Token* end) const noexcept {
+std::int64_t RunningTexts::copy_before(Position position, std::int64_t most,
+                                       Token* end) const noexcept {
   std::int64_t copied = 0;
   while (copied < most) {
-    const Block& block = this->block(place);
-    const std::int64_t here = std::min<std::int64_t>(most - copied, place % kBlockTokens);
-    std::copy_n(block.tokens + place % kBlockTokens - here, here, end - copied - here);
+    const Block& block = this->block(position);
+    const std::int64_t here = std::min<std::int64_t>(most - copied, position % kBlockTokens);
+    std::copy_n(block.tokens + position % kBlockTokens - here, here, end - copied - here);
     copied += here;
     if (copied == most || block.before == kNone) break;
-    place = block.before;
-    end[-++copied] = token(place);
+    position = block.before;
+    end[-++copied] = token(position);
   }
   return copied;
 }
@@ -81,7 +82,7 @@ void RunningTexts::prefetch_entry(std::uint64_t hash, std::size_t order) const n
   prefetch(&table.entries[static_cast<std::uint32_t>(hash) & (table.entries.size() - 1)]);
 }
 
-// Whether one more entry fits, after it has been made larger if need be.
+// Returns whether one more entry fits, after it has been made larger if need be.
 bool RunningTexts::make_room(Table& table) {
   if (4 * (table.used + 1) <= 3 * table.entries.size()) return true;
   const std::size_t size = std::max(kFirstEntries, 2 * table.entries.size());
@@ -105,8 +106,8 @@ bool RunningTexts::make_room(Table& table) {
   return true;
 }
 
-// The first place of a new block of the owner's; kNone where there is no memory.
-RunningTexts::Place RunningTexts::add_block(Owner owner) {
+// The first position of a new block of the owner's; kNone where there is no memory.
+RunningTexts::Position RunningTexts::add_block(Owner owner) {
   if (free_blocks_.empty() && blocks_.size() == std::size_t{kNone >> kBlockBits}) return kNone;
   if (!charge_(kBlockBytes)) return kNone;
   try {
@@ -138,27 +139,27 @@ void RunningTexts::remove_block(std::uint32_t number) noexcept {
   charge_(-kBlockBytes);
 }
 
-// Enters the occurrence of the n-gram before `end`, which the token at `place` follows; its table
-// has room.
-void RunningTexts::enter(std::size_t order, Place place, std::uint64_t hash,
+// Enters the occurrence of the n-gram before `end`, which the token at `position` follows; its
+// table has room.
+void RunningTexts::enter(std::size_t order, Position position, std::uint64_t hash,
                          const Token* end) noexcept {
-  Links& here = links(order, place);
+  Links& here = links(order, position);
   here.later = kNone;
   if (const Table::Entry* entry = entry_of(hash, end, order)) {
     here.earlier = entry->latest;
-    links(order, entry->latest).later = place;
-    const_cast<Table::Entry*>(entry)->latest = place;
+    links(order, entry->latest).later = position;
+    const_cast<Table::Entry*>(entry)->latest = position;
     return;
   }
   here.earlier = kNone;
   Table& table = this->table(order, hash);
   const auto low = static_cast<std::uint32_t>(hash);
-  table.entries[Table::find(table.entries, low, kNone)] = {low, place};
+  table.entries[Table::find(table.entries, low, kNone)] = {low, position};
   ++table.used;
 }
 
-void RunningTexts::take_out(std::size_t order, Place place) noexcept {
-  const Links here = links(order, place);
+void RunningTexts::take_out(std::size_t order, Position position) noexcept {
+  const Links here = links(order, position);
   if (here.earlier != kNone) links(order, here.earlier).later = here.later;
   if (here.later != kNone) {
     links(order, here.later).earlier = here.earlier;
@@ -166,11 +167,11 @@ void RunningTexts::take_out(std::size_t order, Place place) noexcept {
   }
   const std::int64_t length = Datastore::kOrders[order];
   Token before[Datastore::kOrders.front()];
-  copy_before(place, length, before + length);
+  copy_before(position, length, before + length);
   const std::uint64_t hash = this->hash(before + length, order);
   Table& table = this->table(order, hash);
   const std::size_t mask = table.entries.size() - 1;
-  std::size_t at = Table::find(table.entries, static_cast<std::uint32_t>(hash), place);
+  std::size_t at = Table::find(table.entries, static_cast<std::uint32_t>(hash), position);
   if (here.earlier != kNone) {
     table.entries[at].latest = here.earlier;
     return;
@@ -224,21 +225,21 @@ void RunningTexts::Text::enter(const Token* tokens, std::int64_t size, std::int6
     }
     if (!has_room_) return;
     Block& block = texts_.block(last_);
-    const Place place = last_ + block.used;
+    const Position position = last_ + block.used;
     block.tokens[block.used++] = tokens[i];
     for (std::size_t order = 0; order < kNumOrders; ++order) {
       if (is_indexed(order, i)) {
-        texts_.enter(order, place, hashes[order][i - first], tokens + i);
+        texts_.enter(order, position, hashes[order][i - first], tokens + i);
       }
     }
     ++entered_;
   }
 }
 
-// Whether one more token fits, after a block has been added if need be.
+// Returns whether one more token fits, after a block has been added if need be.
 bool RunningTexts::Text::make_room() {
   if (last_ != kNone && texts_.block(last_).used < kBlockTokens) return true;
-  const Place added = texts_.add_block(owner_);
+  const Position added = texts_.add_block(owner_);
   if (added == kNone) return false;
   if (last_ == kNone) {
     texts_.num_entered_.fetch_add(1, std::memory_order_relaxed);
@@ -262,7 +263,7 @@ RunningTexts::Text::~Text() {
         if (is_indexed(order, entered_)) texts_.take_out(order, last_ + used - 1);
       }
     }
-    const Place before = texts_.block(last_).before;
+    const Position before = texts_.block(last_).before;
     texts_.remove_block(last_ >> kBlockBits);
     if (before == kNone) {
       texts_.num_entered_.fetch_sub(1, std::memory_order_relaxed);
@@ -290,10 +291,10 @@ int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out,
   for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     if (best.full() || links == 0) break;
     const Table::Entry* entry = texts_.entry_of(hashes[order], end, order);
-    Place place = entry == nullptr ? kNone : entry->latest;
-    for (; place != kNone && links > 0 && !best.settled();
-         place = texts_.links(order, place).earlier) {
-      if (texts_.block(place).owner == reader_) {
+    Position position = entry == nullptr ? kNone : entry->latest;
+    for (; position != kNone && links > 0 && !best.settled();
+         position = texts_.links(order, position).earlier) {
+      if (texts_.block(position).owner == reader_) {
         if (passed_over == 0) break;
         --passed_over;
         continue;
@@ -302,10 +303,10 @@ int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out,
       Token before[Datastore::kLongestMatch];
       Token* before_end = before + Datastore::kLongestMatch;
       const std::int64_t held = texts_.copy_before(
-          place, std::min<std::int64_t>(lookup.size, Datastore::kLongestMatch), before_end);
+          position, std::min<std::int64_t>(lookup.size, Datastore::kLongestMatch), before_end);
       const auto common = static_cast<std::int32_t>(common_suffix(before_end, end, held));
       // Longer ones have been met.
-      if (common < longer) best.offer({place, common, true});
+      if (common < longer) best.offer({position, common, true});
     }
     longer = Datastore::kOrders[order];
   }
@@ -313,15 +314,15 @@ int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out,
 }
 
 std::int64_t RunningTexts::Reader::copy(std::int64_t next, Token* out, std::int64_t most) const {
-  auto place = static_cast<Place>(next);
+  auto position = static_cast<Position>(next);
   std::int64_t copied = 0;
-  while (place != kNone && copied < most) {
-    const Block& block = texts_.block(place);
-    const Place first = place % kBlockTokens;
+  while (position != kNone && copied < most) {
+    const Block& block = texts_.block(position);
+    const Position first = position % kBlockTokens;
     const auto here = std::min<std::int64_t>(most - copied, block.used - first);
     std::copy_n(block.tokens + first, here, out + copied);
     copied += here;
-    place = block.after;
+    position = block.after;
   }
   return copied;
 }

@@ -1,4 +1,4 @@
-// What running requests have written so far, for other requests to draft from.
+// Text that running requests have written so far, for other requests to draft from.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ namespace fastdraft {
 // Thread-safe. Readers overlap, and wait for a writer's kSliceTokens tokens at most.
 class RunningTexts {
  public:
-  // So many tokens enter at a time.
+  // The number of tokens that enter at a time.
   static constexpr std::int64_t kSliceTokens = 128;
 
   // Whose text it is: an address that no other text has as long as this one runs.
@@ -43,7 +43,7 @@ class RunningTexts {
   class Text;
   class Reader;
 
-  // Whether no text may have entered; without a lock.
+  // Returns whether no text may have entered; without a lock.
   bool empty() const noexcept { return num_entered_.load(std::memory_order_relaxed) == 0; }
 
   // Takes all texts out; what their requests write from now on does not enter either.
@@ -54,25 +54,25 @@ class RunningTexts {
   static constexpr std::uint32_t kBlockTokens = std::uint32_t{1} << kBlockBits;
   static constexpr std::uint32_t kNone = 0xFFFFFFFFu;
 
-  // A token's place: the number of its block, and its index there.
-  using Place = std::uint32_t;
+  // A token's position: the number of its block, and its index there.
+  using Position = std::uint32_t;
 
-  // Where the n-gram before a token occurred the time before, and the time after.
+  // The n-gram's occurrence before this one, and the one after.
   struct Links {
-    Place earlier;
-    Place later;
+    Position earlier;
+    Position later;
   };
 
   struct Block {
     Owner owner;
-    Place before;  // the last token of the text's block before
-    Place after;   // the first one of the block after
+    Position before;  // the last token of the text's block before
+    Position after;   // the first one of the block after
     std::uint32_t used;
     Token tokens[kBlockTokens];
     Links links[kNumOrders][kBlockTokens];
   };
 
-  // With the allocator's header and the places in both lists, which may be half empty.
+  // With the allocator's header and the entries of both lists, which may be half empty.
   static constexpr std::int64_t kBlockBytes =
       sizeof(Block) + 2 * sizeof(void*) + 2 * (sizeof(void*) + sizeof(std::uint32_t));
 
@@ -80,24 +80,26 @@ class RunningTexts {
   struct Table {
     struct Entry {
       std::uint32_t hash;
-      Place latest;  // kNone: the entry is free
+      Position latest;  // kNone: the entry is free
     };
     std::vector<Entry> entries;
     std::size_t used = 0;
 
-    // The first entry from the hash's place on that leads there; to kNone: a free one.
+    // The first entry from the hash's slot on that leads there; to kNone: a free one.
     static std::size_t find(const std::vector<Entry>& entries, std::uint32_t hash,
-                            Place latest) noexcept {
+                            Position latest) noexcept {
       std::size_t at = hash & (entries.size() - 1);
       while (entries[at].latest != latest) at = (at + 1) & (entries.size() - 1);
       return at;
     }
   };
 
-  Block& block(Place place) const noexcept { return *blocks_[place >> kBlockBits]; }
-  Token token(Place place) const noexcept { return block(place).tokens[place % kBlockTokens]; }
-  Links& links(std::size_t order, Place place) const noexcept {
-    return block(place).links[order][place % kBlockTokens];
+  Block& block(Position position) const noexcept { return *blocks_[position >> kBlockBits]; }
+  Token token(Position position) const noexcept {
+    return block(position).tokens[position % kBlockTokens];
+  }
+  Links& links(std::size_t order, Position position) const noexcept {
+    return block(position).links[order][position % kBlockTokens];
   }
   // Each order has tables of its own: n-grams of two orders may have one hash.
   Table& table(std::size_t order, std::uint64_t hash) noexcept {
@@ -110,15 +112,15 @@ class RunningTexts {
     const std::int32_t length = Datastore::kOrders[order];
     return hash_tokens(end - length, length, seed_);
   }
-  std::int64_t copy_before(Place place, std::int64_t most, Token* end) const noexcept;
+  std::int64_t copy_before(Position position, std::int64_t most, Token* end) const noexcept;
   const Table::Entry* entry_of(std::uint64_t hash, const Token* end,
                                std::size_t order) const noexcept;
   void prefetch_entry(std::uint64_t hash, std::size_t order) const noexcept;
   bool make_room(Table& table);
-  Place add_block(Owner owner);
+  Position add_block(Owner owner);
   void remove_block(std::uint32_t number) noexcept;
-  void enter(std::size_t order, Place place, std::uint64_t hash, const Token* end) noexcept;
-  void take_out(std::size_t order, Place place) noexcept;
+  void enter(std::size_t order, Position position, std::uint64_t hash, const Token* end) noexcept;
+  void take_out(std::size_t order, Position position) noexcept;
   void release() noexcept;
 
   // Tables grow one by one, so that readers never wait for all to be built anew.
@@ -159,7 +161,8 @@ class RunningTexts::Text {
  private:
   void enter(const Token* tokens, std::int64_t size, std::int64_t prompt_size);
   bool make_room();
-  // Whether there is an n-gram of the order before the request's i-th token, and that is output.
+  // Returns whether there is an n-gram of the order before the request's i-th token, and that is
+  // output.
   bool is_indexed(std::size_t order, std::int64_t i) const noexcept {
     return i >= prompt_size_ && i - begin_ >= Datastore::kOrders[order];
   }
@@ -173,10 +176,10 @@ class RunningTexts::Text {
   std::int64_t entered_ = 0;
   bool has_room_ = true;
   std::uint64_t cleared_ = 0;  // how often the texts had been when its first tokens entered
-  Place last_ = kNone;         // the first place of its last block; kNone: it has none
+  Position last_ = kNone;      // the first position of its last block; kNone: it has none
 };
 
-// A lock on the texts: they stay as they are while the reader lives. Keep it for a moment only, and
+// A lock on the texts: they stay as they are while the reader lives. Keep it briefly, and
 // ask its thread for no other lock meanwhile.
 class RunningTexts::Reader {
  public:
@@ -184,7 +187,7 @@ class RunningTexts::Reader {
   // own.
   static constexpr int kPassedOver = 3;
 
-  // Of all texts but the owner's.
+  // The count of all texts but the owner's.
   explicit Reader(const RunningTexts& texts, Owner reader = nullptr)
       : texts_(texts), reader_(reader) {
     texts_.mutex_.lock_shared();

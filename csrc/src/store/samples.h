@@ -23,7 +23,7 @@ class Samples {
     Prompt prompt;
   };
 
-  // What a document and a prompt take, with the allocator's headers, and what is taken at once.
+  // Bytes of a document and a prompt, with the allocator's headers, and bytes taken at first.
   static constexpr std::int64_t kSampleBytes = 20;
   static constexpr std::int64_t kPromptBytes = 56;
   static constexpr std::int64_t kFirstBytes = 640;

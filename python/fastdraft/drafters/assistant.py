@@ -26,7 +26,7 @@ class _Learned(NamedTuple):
 
 
 class _Shared:
-    """What is shared by copies, as an engine is. In a pickle a new engine takes its engine's place,
+    """Shared by copies, as an engine is. In a pickle a new engine replaces its engine,
     and begins with what that has learned."""
 
     def __copy__(self) -> Any:
@@ -67,7 +67,7 @@ class AssistantModel(_Shared):
         model: A decoder-only model of transformers with a key-value cache, on the target's device
             and of its dtype.
         schedule: How many tokens to draft in a step. "adaptive": as many as pay, by the measured
-            chance of acceptance and the measured times of both models; none where none pay.
+            probability of acceptance and the measured times of both models; none where none pay.
             "heuristic": two more where all were accepted, else one less. "constant": `num_tokens`.
         num_tokens: Of "constant" the number, by default 5; of "heuristic" the first, by default 5;
             of "adaptive" the most, by default 16.

@@ -48,7 +48,7 @@ class DraftTime:
     running: int = 1
 
     def target(self, drafted: int) -> float:
-        """Seconds of the target's step with so many draft tokens."""
+        """Seconds of the target's step with this many draft tokens."""
         return float(self.step[min(drafted, len(self.step) - 1)])
 
     def more(self, drafted: int, further: int) -> NDArray[np.float64]:
@@ -105,7 +105,7 @@ class Schedule:
     def expected(
         self, requests: Sequence[Hashable], time: DraftTime
     ) -> tuple[int, NDArray[np.float64]]:
-        """What drafting for `requests` may come to: the tokens of the longest draft, and the
+        """Returns what drafting for `requests` may bring: the tokens of the longest draft, and the
         accepted ones of each, float64 (requests,)."""
         return self._expected(requests, self.numbers(requests, time))
 
@@ -129,7 +129,7 @@ class Schedule:
         most: int,
         behind: float = 0.0,
     ) -> bool:
-        """Whether to draft another token behind `drafted` ones.
+        """Returns whether to draft another token behind `drafted` ones.
 
         Args:
             beliefs: The requests that would get one, and the beliefs about their drafts.
@@ -154,7 +154,7 @@ class Schedule:
         self.estimator.observe(request, confidences, accepted)
 
     def seconds(self, rows: int) -> float | None:
-        """Seconds of a draft token in a batch of so many rows; None where none was timed."""
+        """Seconds of a draft token in a batch of this many rows; None where none was timed."""
         clock = self._clocks.get(_size(rows))
         return None if clock is None else clock.seconds
 
@@ -196,7 +196,7 @@ class Heuristic(Schedule):
 
 
 class Adaptive(Schedule):
-    """Drafts while a further token pays, by measured chances and times; at most `num_tokens`."""
+    """Drafts at most `num_tokens`, while a further one pays by measured probabilities and times."""
 
     weighs_cost = True
 

@@ -1,7 +1,7 @@
-"""What drafting with a model can gain, from the rates and costs that the literature gives names to.
+"""The gain of drafting with a model, from the rates and costs that the literature gives names to.
 
-- alpha: the chance that the target accepts a draft token whose predecessors it accepted, taken as
-  the same and independent for all tokens;
+- alpha: the probability that the target accepts a draft token whose predecessors it accepted, taken
+  as the same and independent for all tokens;
 - gamma: the draft tokens of a step;
 - c, the cost coefficient: the time of a draft model's forward over that of the target's.
 

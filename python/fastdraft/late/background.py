@@ -420,7 +420,7 @@ class BackgroundDrafter:
                 np.concatenate([[0], np.cumsum(sizes)]),
                 self._out,
                 drafted=np.concatenate([each.drafted for each in reports]),
-                places=rows,
+                slots=rows,
             )
         except Exception as error:
             refused = error.rows if isinstance(error, FastdraftError) else {}

@@ -90,12 +90,12 @@ void change(Input& input, char* at) {
 void change_one(Input& input, std::vector<char>& content, const std::vector<char>& whole) {
   FileHeader header;
   std::memcpy(&header, whole.data(), sizeof(header));
-  const std::int64_t place =
+  const std::int64_t position =
       header.directory_offset +
       static_cast<std::int64_t>(input.byte() % static_cast<std::size_t>(header.num_segments) *
                                 sizeof(SegmentEntry));
   SegmentEntry entry;
-  std::memcpy(&entry, whole.data() + place, sizeof(entry));
+  std::memcpy(&entry, whole.data() + position, sizeof(entry));
   const SegmentLayout layout(entry);
   const std::size_t order = input.byte() % kNumOrders;
   if (input.byte() % 8 == 0) {
@@ -107,12 +107,12 @@ void change_one(Input& input, std::vector<char>& content, const std::vector<char
     return;
   }
   struct {
-    std::int64_t first, count, bytes;  // numbers of so many bytes
+    std::int64_t first, count, bytes;  // numbers of n bytes
   } const sections[] = {
       {0, sizeof(FileHeader) / 4, 4},
       {offsetof(FileHeader, num_tokens), 5, 8},
       {offsetof(FileHeader, largest_token), 1, 4},
-      {place, sizeof(entry) / 8, 8},
+      {position, sizeof(entry) / 8, 8},
       {layout.tokens, entry.size, 2},
       {layout.outputs, entry.size / 8, 1},
       {layout.postings[order], std::max<std::int64_t>(entry.postings[order], 1), 4},
@@ -165,7 +165,7 @@ void check_text(const Datastore& store, Token largest) {
   }
 }
 
-// What is drafted from it, and from what is saved of it.
+// Drafts from it, and from its saved file.
 void check_ways(const std::shared_ptr<Datastore>& store, Token largest, std::int64_t vocabulary) {
   store->save(path() + "-saved");
   const Stores all = {store, Datastore::open(path() + "-saved")};

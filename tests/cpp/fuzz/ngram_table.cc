@@ -82,9 +82,9 @@ FASTDRAFT_FUZZ(DamagedNgramTable, 300) {
   // Three bytes of input: where, and what. The first one moves bytes of the header and the index,
   // which are few, more often than others.
   for (std::size_t i = 0; i + 3 <= size; i += 3) {
-    const std::size_t place = std::size_t{data[i]} << 8 | data[i + 1];
+    const std::size_t position = std::size_t{data[i]} << 8 | data[i + 1];
     const std::size_t end = data[i] % 2 == 0 ? content.size() : kHeader + 64;
-    content[place % end] = static_cast<char>(data[i + 2]);
+    content[position % end] = static_cast<char>(data[i + 2]);
   }
   if (size > 0 && data[0] % 16 == 15) content.resize(content.size() - data[0] % 64);
   seal(content);

@@ -46,7 +46,7 @@ using Found = std::pair<std::int32_t, Tokens>;
 
 struct Model {
   std::array<Request, kRequests> requests;
-  std::vector<std::pair<Request*, std::int64_t>> places;  // of tokens, as they entered
+  std::vector<std::pair<Request*, std::int64_t>> positions;  // of tokens, as they entered
 
   void write(Request& request, std::int64_t count) {
     request.written = std::min(request.written + count, kMostTokens);
@@ -55,19 +55,19 @@ struct Model {
                                        [](const Request& each) { return each.text != nullptr; });
     if (running < 2 || request.cleared || request.written <= first) return;
     request.entered = std::min(request.written, first + RunningTexts::kSliceTokens);
-    for (std::int64_t at = first; at < request.entered; ++at) places.emplace_back(&request, at);
+    for (std::int64_t at = first; at < request.entered; ++at) positions.emplace_back(&request, at);
   }
 
   void forget(const Request& request) {
-    const auto is_of = [&](const auto& place) { return place.first == &request; };
-    places.erase(std::remove_if(places.begin(), places.end(), is_of), places.end());
+    const auto is_of = [&](const auto& position) { return position.first == &request; };
+    positions.erase(std::remove_if(positions.begin(), positions.end(), is_of), positions.end());
   }
 
   // The longest first, of equally long ones the latest.
   std::vector<Found> find(const Request* reader, const Tokens& text) const {
     std::vector<Found> all;
-    for (auto place = places.rbegin(); place != places.rend(); ++place) {
-      const auto& [request, index] = *place;
+    for (auto position = positions.rbegin(); position != positions.rend(); ++position) {
+      const auto& [request, index] = *position;
       const std::int32_t length = request->common(index, text);
       if (request == reader || length == 0) continue;
       const auto begin = request->tokens.begin();
@@ -113,7 +113,7 @@ FASTDRAFT_FUZZ(RunningTexts, 200) {
       if (bytes != 0) std::abort();
       // A request of which nothing had entered may go on.
       for (Request& each : model.requests) each.cleared |= each.entered > each.prompt_size;
-      model.places.clear();
+      model.positions.clear();
     } else if (request.text == nullptr) {
       request.tokens = testing::random_text(kMostTokens, vocabulary, data[at + 1]);
       request.prompt_size = request.written = much % 48;

@@ -16,7 +16,7 @@ namespace fastdraft::fuzz_suffix_automaton {
 using testing::alike;
 using testing::Tokens;
 
-// Where an allocation fails, what was appended answers as if nothing had been tried, and goes on
+// If an allocation fails, what was appended answers as if nothing had been tried, and goes on
 // when there is memory again.
 void append_in_parts(const Tokens& whole, std::int64_t limit, std::size_t longest) {
   constexpr std::int64_t kHeld = 1 << 20;

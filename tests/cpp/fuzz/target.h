@@ -1,4 +1,4 @@
-// What is tried with any bytes, and aborts where something is wrong. libFuzzer looks for such
+// A function that takes any bytes, and aborts if something is wrong. libFuzzer looks for such
 // bytes; fastdraft_tests, which every compiler builds, gives it random ones.
 #pragma once
 

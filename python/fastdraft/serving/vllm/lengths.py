@@ -57,7 +57,7 @@ class DraftLengths:
         if self._latency.wants_plain_step(rows):
             return self._least
         widest = int(self._lengths[-1]) + 1
-        seconds = self._latency.seconds_by_tokens(rows, widest, hopeful=True)
+        seconds = self._latency.seconds_by_tokens(rows, widest, optimistic=True)
         speeds = (
             self._acceptance.expected_tokens()[self._lengths]
             / seconds[rows * (1 + self._lengths) - 1]

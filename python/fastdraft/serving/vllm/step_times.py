@@ -157,7 +157,7 @@ class StepTimes:
         # The tokens of prompts and of rows without drafts are in the forward too.
         prompts = round(self._prompt_tokens)
         widest = lookahead + 1 + -(-prompts // rows)
-        times = self._cost.seconds_by_tokens(rows, widest, hopeful=self._is_stairs)
+        times = self._cost.seconds_by_tokens(rows, widest, optimistic=self._is_stairs)
         self._seconds = seconds = times[prompts + rows - drafted :]
         if not even or prompts or drafted < rows or rows * (1 + lookahead) > self._largest_even:
             return seconds

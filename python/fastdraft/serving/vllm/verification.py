@@ -161,7 +161,7 @@ class _Prices:
             self._observe(before if self._is_late else batch, now - self._ended_at)
         self._ended_at = now
         if self._steps % _STEPS == 0:
-            seconds = self._latency.seconds_by_tokens(batch.num_reqs, self._widest, hopeful=True)
+            seconds = self._latency.seconds_by_tokens(batch.num_reqs, self._widest, optimistic=True)
             curve = [*enumerate((1e3 * seconds).tolist(), 1)]
             # The first rank's, as all have to choose alike. Drafts take no time of their own.
             self._manager.set_cost_curves([(1, 0.0)], curve)

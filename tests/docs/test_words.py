@@ -1,0 +1,83 @@
+"""Names and comments of the code use the field's words, as the pages do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("csrc", "kernels", "python/fastdraft", "tests/cpp", "bench/cpp")
+# Not cleaned yet. A room that is clean leaves this list, and none enters it.
+EXCEPTIONS = (
+    "kernels",
+    "python/fastdraft/cli",
+    "python/fastdraft/demo",
+    "python/fastdraft/hf",
+    "python/fastdraft/late",
+    "python/fastdraft/memory",
+    "python/fastdraft/replay",
+    "python/fastdraft/serving",
+    "python/fastdraft/verification",
+)
+# Each with the word to write.
+WORDS = {
+    "chance": "probability",
+    "came": "observed",
+    "footing": "match kind",
+    "hopeful": "optimistic",
+    "lesson": "sample",
+    "moment": "version",
+    "place": "index, slot or position",
+    "told": "predicted",
+}
+PART = re.compile(r"[A-Z]?[a-z]+")  # of a name in any style, and a word of a comment
+SO_MANY = re.compile(r"\bso (many|much)\b", re.IGNORECASE)  # n
+# A comment or docstring that begins so names no noun.
+BEGINNING = re.compile(r"^(?:# |// |r?\"\"\")(?:What|Whether|Where|Of|So)\b")
+COMMENT = re.compile(r"^(?:#|//) ")
+
+
+def findings(text: str) -> Iterator[tuple[int, str]]:
+    """Line numbers, and what is wrong there."""
+    before = ""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        for part in map(str.lower, PART.findall(line)):
+            word = part.removesuffix("s")
+            if word in WORDS:
+                yield number, f"{part}: write {WORDS[word]}"
+        if SO_MANY.search(line):
+            yield number, "so many, so much: write n"
+        if BEGINNING.match(line) and not COMMENT.match(before):
+            yield number, line
+        before = line
+
+
+def sources() -> Iterator[Path]:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*")):
+            name = path.relative_to(ROOT).as_posix()
+            if path.suffix in (".h", ".cc", ".py") and not name.startswith(EXCEPTIONS):
+                yield path
+
+
+def test_the_code_uses_the_fields_words() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {what}"
+        for path in sources()
+        for number, what in findings(path.read_text("utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_exceptions_are_rooms_that_need_one() -> None:
+    for room in EXCEPTIONS:
+        files = [each for each in (ROOT / room).rglob("*.py") if each.is_file()]
+        assert any([*findings(each.read_text("utf-8"))] for each in files), room
+
+
+def test_a_finding_is_found() -> None:
+    wrong = "// Whether it is.\nfloat path_chance;\nint kMostPlaces;\n// Keeps so many.\n"
+    assert [number for number, _ in findings(wrong)] == [1, 2, 3, 4]
+    right = "std::vector<int>().emplace();\n// The probability\n// of so-called places_: replaced\n"
+    assert [number for number, _ in findings(right)] == [3]
