@@ -8,6 +8,9 @@ arrives last, the second in a launch of its own. Sanitizers see races in shared 
     TRITON_INTERPRET=1 python bench/gpu_arrivals.py --rehearsal
 """
 
+# What Triton and CUDA bring has no types.
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import sys
