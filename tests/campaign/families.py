@@ -9,11 +9,14 @@ from typing import Any
 import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from hf_models import BOS, EOS, PAD, VOCABULARY
 
-__all__ = ["FAMILIES", "random_model"]
+__all__ = ["FAMILIES", "MULTIMODAL", "multimodal_model", "random_model"]
 
 # Their outermost configurations hold those of image or audio towers. The text models among them
 # stand in the list themselves, as "gemma3_text" does.
@@ -23,6 +26,8 @@ _TOWERS = {
     "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
 }  # fmt: skip
 FAMILIES = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - _TOWERS)
+# Those that take images too.
+MULTIMODAL = sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - set(FAMILIES))
 
 _LARGEST = 4_000_000  # parameters; a configuration that is no smaller was not understood
 
@@ -133,3 +138,90 @@ def _config(family: str, chance: random.Random) -> Any:
     if chance.random() < 0.5:
         config._attn_implementation = "eager"
     return config
+
+
+# Sizes of multimodal models, of their text model and their towers alike.
+_SIZES: dict[tuple[str, ...], int] = {
+    ("vocab_size", "vocab_size_per_layer_input"): VOCABULARY,
+    ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "out_hidden_size"): 32,
+    ("intermediate_size", "ffn_dim", "mlp_hidden_size"): 48,
+    ("moe_intermediate_size", "shared_expert_intermediate_size"): 16,
+    ("num_hidden_layers", "n_layers", "depth", "num_layers", "n_layer"): 2,
+    ("num_attention_heads", "num_heads", "n_heads"): 4,
+    ("num_key_value_heads", "num_experts_per_tok", "moe_topk", "moe_k"): 2,
+    ("head_dim", "kv_lora_rank", "q_lora_rank", "v_head_dim", "hidden_size_per_layer_input"): 8,
+    ("max_position_embeddings",): 256,
+    ("sliding_window",): 11,
+    ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"): 4,
+    (
+        "n_shared_experts",
+        "n_group",
+        "topk_group",
+        "first_k_dense_replace",
+        "mm_tokens_per_image",
+    ): 1,
+    ("qk_rope_head_dim", "qk_nope_head_dim"): 4,
+    ("pad_token_id",): PAD,
+    ("bos_token_id",): BOS,
+    ("eos_token_id",): EOS,
+    ("image_size",): 28,
+    ("patch_size",): 14,
+    ("attention_chunk_size",): 16,
+}
+# Ids that stand for images and such, from the last one of the vocabulary on down.
+_MARKERS = (
+    "image_token_id", "image_token_index", "video_token_id", "audio_token_id", "boi_token_index",
+    "eoi_token_index", "vision_start_token_id", "vision_end_token_id", "boi_token_id",
+    "eoi_token_id", "boa_token_id", "eoa_token_id", "image_end_token_id", "image_start_token_id",
+)  # fmt: skip
+
+
+def multimodal_model(family: str, chance: random.Random) -> Any:
+    """A model in float64 of a family that takes images."""
+    kind = CONFIG_MAPPING[family]
+    try:
+        usual = kind()
+    except Exception:
+        usual = None
+    parts = {}
+    for name, part in getattr(kind, "sub_configs", {}).items():
+        own = getattr(usual, name, None)
+        part = part if own is None else type(own)
+        if part.__name__ != "AutoConfig":
+            parts[name] = part(**_sizes(part, is_text="text" in name or "llm" in name))
+    names = _names(kind)
+    markers = {name: VOCABULARY - 1 - at for at, name in enumerate(_MARKERS) if name in names}
+    config = kind(**parts, **markers)
+    for each in (config, config.get_text_config(decoder=True)):
+        each._experts_implementation = "eager"
+    make: Any = transformers.AutoModelForImageTextToText.from_config
+    with torch.device("meta"):
+        parameters = make(config).num_parameters()
+    if parameters > 2 * _LARGEST:
+        raise ValueError(f"{parameters} parameters")
+    torch.manual_seed(chance.getrandbits(32))
+    model = make(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=2.0 * min(parameter.shape) ** -0.5)
+    return model.double().eval()
+
+
+def _names(kind: Any) -> set[str]:
+    """The names of a configuration's values."""
+    names = set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
+    return names | set(getattr(kind, "__dataclass_fields__", ()))
+
+
+def _sizes(kind: Any, *, is_text: bool) -> dict[str, int]:
+    names = _names(kind)
+    values = {name: size for group, size in _SIZES.items() for name in group if name in names}
+    for name, own in kind.attribute_map.items():
+        if name in values and own in values:
+            del values[name]
+    return {
+        name: size
+        for name, size in values.items()
+        if is_text or name not in ("vocab_size", "sliding_window")
+    }

@@ -24,7 +24,8 @@ import pytest
 
 # Of the time: decoding is slow, and most of what must hold. And the cases of the test suite.
 PARTS = {
-    "decoding": (0.52, 4),
+    "decoding": (0.47, 4),
+    "verdicts": (0.05, 4),
     "properties": (0.08, 0),  # they are in the test suite
     "sharing": (0.06, 2),
     "memory": (0.06, 7),

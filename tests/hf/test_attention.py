@@ -156,6 +156,8 @@ def test_drafts_copy_no_keys(
     model, inputs = tiny_model("llama").double(), repetitive_batch(rows)
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
     plain_tokens(model, inputs, **options)
+    ours = {"cache_implementation": cache}
+    hf.generate(model, **inputs, **ours, max_new_tokens=1)  # asks what the model can verify
     copied.clear()
     if not shares:
         monkeypatch.setattr(attention, "shares_keys", lambda _: None)
@@ -163,7 +165,6 @@ def test_drafts_copy_no_keys(
     if drafts == "models":
         # Drafts that are accepted whole leave the draft model several tokens to read at a time.
         drafts = AssistantModel(assistant, schedule="constant", lookup=None)
-    ours = {"cache_implementation": cache}
     output = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options).output
     assert output.stats.accepted > 0
     assert bool(copied) != shares

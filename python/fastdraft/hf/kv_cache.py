@@ -339,6 +339,8 @@ class RaggedCache(Cache):
             return
         starts = np.array(lengths)[:, None]
         for window, layers in self.by_window().items():
+            # An excerpt of a model writes to the first layers only.
+            layers = [layer for layer in layers if layer.is_initialized]
             frame = self.frames[window]
             indices = [
                 frame.columns_of(starts + tokens, rows)[moved, places] for tokens in (kept, steps)

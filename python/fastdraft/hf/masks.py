@@ -44,7 +44,9 @@ class Masks:
     Attributes:
         visible: The same, bool, on the host.
         needed: What the masks made here need and the model lacks; `None` where it takes them.
-        takes_trees: Whether the model's layers take the masks of trees.
+        takes_trees: Whether there may be masks of trees; whether the model takes them is to be
+            asked.
+        hides: Whether some columns may not be seen.
 
     Raises:
         InvalidValueError: The rows need a mask and the model's attention takes none of this form,
@@ -85,8 +87,6 @@ class Masks:
             needed = f"attn_implementation 'sdpa' or 'eager', got {implementation!r}"
         elif unknown:
             needed = f"layers with full or sliding attention, got {unknown[0]!r}"
-        elif getattr(config, "alibi", False):
-            needed = "positions that do not depend on the mask, got ALiBi"
         if needed is not None and (visible is not None or rows > 1):
             raise InvalidValueError(f"batches and padded prompts need {needed}")
         self.needed = needed
@@ -96,6 +96,7 @@ class Masks:
         self._columns = torch.empty(0, dtype=torch.int64, device="cpu")
 
         self.visible = None if visible is None else visible.bool().numpy(force=True)
+        self.hides = self.visible is not None and not self.visible.all()
         # How many columns at the front of each prompt are padding.
         self._padding = np.zeros(rows, np.int64)
         if self.visible is not None:

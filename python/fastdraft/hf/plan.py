@@ -26,19 +26,13 @@ from fastdraft.hf.bitwise import rounding
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models.drafter import ModelDrafter
 from fastdraft.hf.interface import CACHE, unfit
-from fastdraft.hf.kv_cache import RowCache
+from fastdraft.hf.kv_cache import RowCache, RowLayer
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
-from fastdraft.hf.probe import Question, ask
-from fastdraft.hf.requirements import (
-    IMAGE_INPUTS,
-    own_cache,
-    require_supported,
-    require_verifying,
-    says_it_is_causal,
-)
+from fastdraft.hf.probe import Answer, Question, ask
+from fastdraft.hf.requirements import besides_text, own_cache, require_supported
 from fastdraft.hf.rows import UNLIMITED, Rows, row_seeds, row_texts
 from fastdraft.hf.static import (
     StaticModel,
@@ -47,7 +41,7 @@ from fastdraft.hf.static import (
     compiling,
     require_fixed_shapes,
 )
-from fastdraft.hf.step import CachedModel, prepares_plainly
+from fastdraft.hf.step import CachedModel
 from fastdraft.step_latency import StepLatency
 from fastdraft.versions import naming_newer
 
@@ -68,15 +62,15 @@ class Speculation:
         always_dict: Whether to return a `SpeculativeOutput` unasked.
     """
 
-    drafter: DraftConfig | Drafter | AssistantModel | Staged | None
-    prediction: Any
-    templates: Any
-    read_only: Sequence[Datastore] | None
-    seed: int | Sequence[int] | None
-    generator: torch.Generator | None
-    tokenizer: Any
-    streamer: Any
-    logprobs: bool
+    drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None
+    prediction: Any = None
+    templates: Any = None
+    read_only: Sequence[Datastore] | None = None
+    seed: int | Sequence[int] | None = None
+    generator: torch.Generator | None = None
+    tokenizer: Any = None
+    streamer: Any = None
+    logprobs: bool = False
     bitwise: bool = False
     synced_gpus: bool | None = None
     always_dict: bool = False
@@ -194,41 +188,48 @@ class Plan:
         if asked.bitwise:
             self._require_bitwise()
         # What every forward takes besides tokens, positions, mask and cache.
-        own = {"attention_mask", "position_ids", "inputs_embeds", CACHE, *IMAGE_INPUTS}
-        self._kwargs = {name: value for name, value in model_kwargs.items() if name not in own}
-        self._takes_positions = require_verifying(
-            model,
-            prepared=self._prepared,
-            max_length=config.max_length + self._cache.get_seq_length(),
-            position_ids=model_kwargs.get("position_ids"),
-            kwargs=self._kwargs,
-            device=device_of(model, input_ids.device),
-        )
-        self._ask(rows)
+        self._kwargs = {
+            name: value
+            for name, value in model_kwargs.items()
+            if name != CACHE and name != "mm_encoder_outputs" and not torch.is_tensor(value)
+        }
+        self.answer = self._answered()
 
-    def _ask(self, rows: int) -> None:
-        """Refuses a model whose forwards cannot verify drafts, or its trees, where there may be
-        doubt: the model prepares its inputs itself, has recurrent layers, or does not say that it
-        is causal."""
-        model = self._model
-        recurs = getattr(self._cache, "has_recurrent_layers", False)
-        if isinstance(self._cache, StaticRowCache) or (
-            prepares_plainly(model) and not recurs and says_it_is_causal(model)
-        ):
-            return
-        # The question with a tree has chains too: most models answer one question.
-        problem = None
-        for trees in (True, False) if self._masks.takes_trees else (False,):
-            problem = ask(
-                model,
-                Question(rows=min(rows, 2), trees=trees),
-                cache=type(self._prepared).__name__,
-                decode=partial(_decode, model),
-            )
-            if problem is None:
-                self._masks.takes_trees = trees
-                return
-        raise unfit(f"{type(model).__name__} cannot verify drafts: {problem}")
+    def _answered(self) -> Answer:
+        """What the model can verify.
+
+        Raises:
+            InvalidValueError: Nothing, in words that name what differs.
+        """
+        model, masks = self._model, self._masks
+        shape = min(len(self._input_ids), 2), masks.hides
+        windows = [each.window for each in self._cache.layers if isinstance(each, RowLayer)]
+        longest = self._config.max_length + self._cache.get_seq_length()
+        narrowest = min((each for each in windows if each is not None), default=longest)
+        question = Question(*shape, masks.takes_trees, windowed=longest > narrowest)
+        options: dict[str, Any] = {
+            "cache": "static" if isinstance(self._cache, StaticRowCache) else None,
+            "prefill": _prefilled,
+            "device": device_of(model, self._input_ids.device),
+        }
+        answer = ask(model, question, **options)
+        given = besides_text(self._model_kwargs)
+        if given and not isinstance(answer, str):
+            # Those of the prompt itself: what else goes together is not known.
+            inputs = {"input_ids": self._input_ids, **given}
+            for name in ("attention_mask", "inputs_embeds"):
+                if self._model_kwargs.get(name) is not None:
+                    inputs[name] = self._model_kwargs[name]
+            if getattr(self._prepared, "_is_user_defined", False):
+                inputs[CACHE] = self._prepared
+            question = Question(*shape, answer.trees, given=tuple(sorted(given)))
+            answer = ask(model, question, **options, inputs=inputs)
+        if isinstance(answer, str):
+            problem = f"{type(model).__name__} cannot verify drafts: {answer}"
+            if question.windowed:
+                problem += f"; keep max_length within {narrowest}, got {longest}"
+            raise unfit(problem)
+        return answer
 
     def _choose_cache(self) -> None:
         """The cache of the rows, what runs the steps on it, and what their times are kept for."""
@@ -297,7 +298,7 @@ class Plan:
         if streamer is not None:
             streamer.put(self._input_ids.cpu())
         with rounding(bitwise=self._asked.bitwise), Session(self._drafter) as session:
-            target, first_logits = self._prefilled()
+            target, first_logits = self.prefilled()
             decoding = Decoding(
                 target,
                 rows=self._rows(session, target),
@@ -326,7 +327,7 @@ class Plan:
             streamer.end()
         return self._output(decoding)
 
-    def _prefilled(self) -> tuple[CachedModel, torch.Tensor]:
+    def prefilled(self) -> tuple[CachedModel, torch.Tensor]:
         """The model with the prompts in its cache, and the logits after each prompt.
 
         The logits are (rows, vocabulary), on the prompts' device.
@@ -348,7 +349,7 @@ class Plan:
         first_positions = None
         if position_ids is not None:
             first_positions = position_ids[..., -1:] + 1 - columns
-            if not self._takes_positions:
+            if not self.answer.positions:
                 first_positions = torch.zeros_like(first_positions[:1, :1])
         target = self._stepping(
             model,
@@ -357,6 +358,7 @@ class Plan:
             first_positions=first_positions,
             kwargs=self._kwargs,
             home=input_ids.device,
+            takes_trees=self.answer.trees,
         )
         return target, first_logits
 
@@ -436,20 +438,21 @@ class Plan:
         return SpeculativeOutput(**fields)
 
 
-def _decode(model: Any, drafter: Any, **options: Any) -> Any:
-    """As `generate` with this drafter."""
-    speculation = Speculation(
-        drafter=drafter,
-        prediction=None,
-        templates=None,
-        read_only=None,
-        seed=None,
-        generator=None,
-        tokenizer=None,
-        streamer=None,
-        logprobs=False,
-    )
-    return type(model).generate(model, custom_generate=speculation, **options)
+def _prefilled(
+    answer: Answer,
+    model: Any,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    **model_kwargs: Any,
+) -> tuple[CachedModel, torch.Tensor]:
+    """As `Plan.prefilled` with this answer, for the arguments of a `custom_generate`."""
+    asked = Speculation()
+    given = logits_processor, stopping_criteria, generation_config, model_kwargs
+    plan = Plan(model, input_ids, *given, asked=asked)
+    plan.answer = answer
+    return plan.prefilled()
 
 
 def _require_one_adapter(model: Any) -> None:

@@ -20,7 +20,7 @@ from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
 
-__all__ = ["CachedModel", "padded", "prepares_plainly"]
+__all__ = ["CachedModel", "padded"]
 
 
 @dataclass
@@ -37,6 +37,7 @@ class CachedModel:
         home: The device on which the logits are wanted.
         last_offset: How far behind `first_positions` a token may be placed; those further on are
             placed there too.
+        takes_trees: Whether a draft may be a tree.
         device: The device of the model's inputs.
         vocabulary: How many token ids the model takes.
         widths: The tokens a row that a forward may have, rising from 1; `None` for any number.
@@ -51,6 +52,7 @@ class CachedModel:
     kwargs: dict[str, Any]
     home: torch.device
     last_offset: int = UNLIMITED
+    takes_trees: bool = False
 
     def __post_init__(self) -> None:
         self.device = device_of(self.model, self.home)
@@ -61,8 +63,7 @@ class CachedModel:
             self._first = self.first_positions.numpy(force=True)
         # The inputs of the first forward, of which few change; None where the model has to be asked
         # each time.
-        plain = prepares_plainly(self.model) and not any(name in self.kwargs for name in _CUT)
-        self._known_inputs: dict[str, Any] | None = {} if plain else None
+        self._known_inputs: dict[str, Any] | None = {} if _prepares_plainly(self.model) else None
 
     def _positions(self, offsets: NDArray[np.int64], rows: Sequence[int]) -> NDArray[np.int64]:
         """The positions of tokens that stand `offsets` behind their rows' first, (..., width)."""
@@ -101,15 +102,6 @@ class CachedModel:
             new = dict.fromkeys(("input_ids", *(name for name in _CHANGING if name in inputs)))
             self._known_inputs = {**inputs, **new} if passed_on else None
         return inputs
-
-    @property
-    def takes_trees(self) -> bool:
-        """Whether a draft may be a tree.
-
-        The model's attention has to take a mask that hides earlier tokens, and the model has to
-        take the positions of tokens from the caller.
-        """
-        return self.masks.takes_trees and self.first_positions is not None
 
     def rows_in_forward(self, running: int) -> int:
         """How many rows a forward has where so many have not ended."""
@@ -251,11 +243,9 @@ class CachedModel:
 # Inputs of a forward that this module makes anew each time, besides the tokens.
 _CHANGING = ("attention_mask", "position_ids", "logits_to_keep")
 _PASSED_ON = (CACHE, *_CHANGING)
-# `prepare_inputs_for_generation` cuts these to the tokens' number.
-_CUT = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
-def prepares_plainly(model: Any) -> bool:
+def _prepares_plainly(model: Any) -> bool:
     """Whether the model prepares its inputs as transformers does where nobody says otherwise.
 
     Then its inputs are what it is given, and need not be prepared at every step.
