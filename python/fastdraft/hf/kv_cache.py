@@ -523,7 +523,8 @@ class RowCache(RaggedCache):
             held = slice(start - layer.bases[0], length - layer.bases[0])
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
-            if isinstance(layer, _IndexedLayer):
+            # Some layers attend to what the indexer of another one has chosen.
+            if isinstance(layer, _IndexedLayer) and layer.indexer.buffers:
                 target.indexer_keys = layer.indexer.buffers.pop(0)[:1, 0, held].clone()
                 target.is_indexer_initialized = True
 
