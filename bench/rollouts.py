@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,9 +63,12 @@ def added(steps: Iterable[Took]) -> Took:
     return Took(*map(sum, zip(*steps, strict=True)))
 
 
-def fastdraft(store: Datastore | None = None) -> Peer:
+def fastdraft(
+    store: Datastore | None = None, objective: Literal["tokens", "last"] = "tokens"
+) -> Peer:
     """The engine, over one live store or none."""
-    return EnginePeer(Engine(DraftConfig(), datastores=[] if store is None else [store]))
+    config = DraftConfig(objective=objective)
+    return EnginePeer(Engine(config, datastores=[] if store is None else [store]))
 
 
 def arctic() -> Peer:
@@ -287,6 +290,9 @@ def main() -> None:
     options_of.add_argument("--data", type=Path, required=True, metavar="FILE")
     options_of.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     options_of.add_argument("--memory-bytes", type=int, default=1 << 30)
+    options_of.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these rows alone"
+    )
     options = options_of.parse_args()
     found = about()
     for failure in baselines.ensure():
@@ -305,6 +311,8 @@ def main() -> None:
         "own text": after(fastdraft),
         "+ siblings": after(lambda: fastdraft(store()), warm=False),
         "+ epoch before": after(lambda: fastdraft(store())),
+        "own text, for the last row": after(lambda: fastdraft(objective="last")),
+        "+ epoch before, for the last row": after(lambda: fastdraft(store(), "last")),
         "Arctic, same memory": after(arctic),
         **{f"{count} replicas{how}": run(count) for count in (2, 8) for how, run in ways.items()},
         "half of the memory": half(None),
@@ -319,6 +327,8 @@ def main() -> None:
     }
     rows: list[Row] = []
     for name, run in sides.items():
+        if options.only and name not in options.only:
+            continue
         row: Row = {"drafts from": name}
         for what, of_data in data.items():
             for count in options.rows:

@@ -42,11 +42,12 @@ double number(const char* name, py::handle value, const char* expected) {
   return value.cast<double>();
 }
 
-CalibratedConfig read_calibrated(py::handle tree_budget, py::handle ngrams) {
+CalibratedConfig read_calibrated(py::handle tree_budget, py::handle ngrams, bool last) {
   CalibratedConfig calibrated;
   if (!tree_budget.is_none()) {
     calibrated.tree_budget = integer<std::int32_t>("tree_budget", tree_budget);
   }
+  if (last) calibrated.objective = Objective::kLast;
   if (ngrams.is_none()) return calibrated;
   if (!py::isinstance<NgramTable>(ngrams)) {
     refuse("ngrams", "a table of n-grams or the path of one", ngrams);
@@ -59,9 +60,15 @@ DrafterConfig read_drafter(py::handle config) {
   const py::object drafter = config.attr("drafter");
   const py::object tree_budget = config.attr("tree_budget");
   const py::object ngrams = config.attr("ngrams");
-  if (drafter.is_none()) return read_calibrated(tree_budget, ngrams);
+  const py::object objective = config.attr("objective");
+  const bool last = objective.equal(py::str("last"));
+  if (!last && !objective.equal(py::str("tokens"))) {
+    refuse("objective", "'tokens' or 'last'", objective);
+  }
+  if (drafter.is_none()) return read_calibrated(tree_budget, ngrams, last);
   for (const auto& [name, value] :
-       {std::pair{"tree_budget", tree_budget}, std::pair{"ngrams", ngrams}}) {
+       {std::pair{"tree_budget", tree_budget}, std::pair{"ngrams", ngrams},
+        std::pair{"objective", last ? objective : py::object(py::none())}}) {
     if (value.is_none()) continue;
     throw InvalidValueError(std::string(name) + " is for the default drafter, got " +
                             std::string(py::repr(value)) + " with " +

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from fastdraft import _core
 from fastdraft.memory.ngrams import NgramTable
@@ -67,6 +68,11 @@ class DraftConfig:
     ngrams: NgramTable | str | os.PathLike[str] | None = None
     """A table of n-grams to draft from where nothing can be copied, or the path of one, which is
     opened. Only the default drafter takes one; its tokens must be those of the target."""
+    objective: Literal["tokens", "last"] = "tokens"
+    """The goal that a batch is drafted for. "tokens": the most tokens a second. "last": that
+    its last request ends early, as a step of rollouts waits for it. Then the tokens of a row weigh
+    more the longer it is expected to take yet, by how long earlier outputs of its prompt were. Only
+    for the default drafter; one request alone is drafted for the same."""
     drafter: PromptLookup | NgramAutocomplete | PredictedOutputs | None = None
     """Set by `prompt_lookup`, `ngram` and `predicted_outputs`; None for the default drafter."""
     max_request_tokens: int = MAX_REQUEST_TOKENS

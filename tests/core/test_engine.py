@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Source
-from fastdraft.config import PredictedOutputs
+from fastdraft.config import PredictedOutputs, PromptLookup
 from fastdraft.errors import (
     FastdraftError,
     InvalidValueError,
@@ -577,6 +577,15 @@ def test_a_request_without_memory_for_drafting_goes_on_without_drafts() -> None:
         (lambda: DraftConfig(lookahead=True), "lookahead must be an integer, got True"),
         (lambda: DraftConfig(token_cost=-1), "token_cost must be .*got -1"),
         (lambda: DraftConfig(token_cost="x"), "token_cost must be .*got 'x'"),
+        (
+            lambda: DraftConfig(objective="first"),
+            "objective must be 'tokens' or 'last', got 'first'",
+        ),
+        (lambda: DraftConfig(objective=None), "objective must be 'tokens' or 'last', got None"),
+        (
+            lambda: DraftConfig(objective="last", drafter=PromptLookup()),
+            "objective is for the default drafter, got 'last' with PromptLookup",
+        ),
         (lambda: DraftConfig(max_bytes=0), "max_bytes must be at least 1, got 0"),
         (lambda: DraftConfig(vocabulary=0), "vocabulary must be at least 1, got 0"),
         (lambda: DraftConfig(vocabulary=2**31 + 1), "vocabulary must be at most 2147483648"),

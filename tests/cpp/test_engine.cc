@@ -32,6 +32,9 @@ struct EngineTestAccess {
   static const Request& request(const Engine& engine, RequestId id) {
     return *engine.requests_->slot(id & kIndex)->request;
   }
+  static std::vector<float> weights(const Engine& engine, const std::vector<RequestId>& ids) {
+    return engine.weights_of(ids.data(), static_cast<std::int64_t>(ids.size()));
+  }
 };
 
 namespace {
@@ -106,11 +109,17 @@ void expect_error(const std::string& part, Body body) {
   }
 }
 
+// Instead of a tree's budget: chains by which the last request is to end early.
+constexpr std::int32_t kLastOfChains = -1;
+
 // Text over few tokens, which occurs everywhere, and what speaks for it.
 class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
  protected:
   EngineDrafts() {
     if (GetParam() > 0) config_.drafter = CalibratedConfig{GetParam()};
+    if (GetParam() == kLastOfChains) {
+      config_.drafter = CalibratedConfig{std::nullopt, nullptr, Objective::kLast};
+    }
     config_.lookahead = 6;
   }
 
@@ -134,7 +143,7 @@ class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
   EngineConfig config_;
 };
 
-INSTANTIATE_TEST_SUITE_P(ChainsAndTrees, EngineDrafts, ::testing::Values(0, 1, 24));
+INSTANTIATE_TEST_SUITE_P(ChainsAndTrees, EngineDrafts, ::testing::Values(0, 1, 24, kLastOfChains));
 
 // The same drafts as of whole guesses, cut afterwards.
 TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
@@ -165,9 +174,12 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
     const bool padded = random() % 3 == 0;
     const DraftBatch whole =
         engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
+    std::vector<float> weights =
+        EngineTestAccess::weights(engine, {ids.begin(), ids.begin() + rows});
+    weights.resize(static_cast<std::size_t>(rows), 1.0f);
     double rate = 0.0;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+    for (std::size_t row = 0; row < weights.size(); ++row) {
+      rate += double{weights[row]} * EngineTestAccess::request(engine, ids[row]).rate.value();
     }
     const std::int64_t stride = engine.most_drafted();
     rate = cost.price_of_time(rows, rate, stride);
@@ -176,8 +188,10 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
     for (std::int64_t row = 0; row < rows; ++row) {
       const auto r = static_cast<std::size_t>(row);
       counts.push_back(whole.offsets[r + 1] - whole.offsets[r]);
-      std::copy_n(whole.columns.probabilities + whole.offsets[r], counts.back(),
-                  probabilities.begin() + static_cast<std::ptrdiff_t>(row * stride));
+      const float* first = whole.columns.probabilities + whole.offsets[r];
+      std::transform(first, first + counts.back(),
+                     probabilities.begin() + static_cast<std::ptrdiff_t>(row * stride),
+                     [&](float each) { return each * weights[r]; });
     }
     keep_what_pays(cost, rate, padded, probabilities.data(), rows, stride, counts.data());
 
@@ -266,6 +280,27 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   EXPECT_GT(drafted, 100);
   EXPECT_GT(foreign, 5);
   EXPECT_EQ(free.num_foreign(), 0);
+}
+
+// The square root of the time that it may take yet; one in the mean.
+TEST(Engine, WeighsARowMoreTheLongerItMayTakeYet) {
+  EngineConfig config;
+  config.drafter = CalibratedConfig{std::nullopt, nullptr, Objective::kLast};
+  Engine engine(config);
+  const Tokens text(100, 7);
+  for (const auto& [prompt, length] : {std::pair{1, 16}, std::pair{2, 64}}) {
+    const RequestId ended = add(engine, {prompt});
+    engine.observe(ended, text.data(), length);
+    engine.finish(ended);
+  }
+  const RequestId cancelled = add(engine, {1});
+  engine.observe(cancelled, text.data(), 100);
+  engine.cancel(cancelled);
+  const std::vector<RequestId> ids{add(engine, {1}), add(engine, {2})};
+  const std::vector<float> weights = EngineTestAccess::weights(engine, ids);
+  EXPECT_NEAR(weights[0], 2.0 / 3.0, 1e-6);  // 4 and 8
+  EXPECT_NEAR(weights[1], 4.0 / 3.0, 1e-6);
+  EXPECT_TRUE(EngineTestAccess::weights(Engine(EngineConfig()), {}).empty());
 }
 
 TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {

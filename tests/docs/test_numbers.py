@@ -315,6 +315,18 @@ def test_rollouts() -> None:
     whole = [f"{found['+ epoch before'][key]:.1f}" for key in ("all 64", "all 256")]
     text = REINFORCEMENT.read_text()
     assert "the third row is {} and {}.".format(*whole) in text
+    rows = {row["drafts from"]: row for row in results("rollouts_last")["rows"]}
+    both = [
+        f"{rows[name + objective][key]:.1f}"
+        for name in ("+ epoch before", "own text")
+        for objective in (", for the last row", "")
+        for key in keys[:2]
+    ]
+    sentence = (
+        "it saves {} and {} instead of {} and {} in the third row, {} and {} instead of {} and {} "
+        "in the first."
+    )
+    assert sentence.format(*both) in text
     two = [
         f"{found['2 replicas' + how][key]:.1f}"
         for how in (", by prompt", ", one memory")

@@ -177,5 +177,5 @@ def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatc
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(arguments)
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     given = config.additional_config["fastdraft"].given
-    assert given == {"memory_url": "/shared/fastdraft"}
+    assert given == {"objective": "last", "memory_url": "/shared/fastdraft"}
     assert config.speculative_config.model == "fastdraft.serving.vllm.FastdraftProposer"

@@ -320,6 +320,11 @@ def test_what_cannot_be_honoured_ends_the_start(
             {"token_cost": 0.1},
             "token_cost must be left out with Model Runner V2, .* got 0.1",
         ),
+        (
+            V2Host,
+            {"objective": "last"},
+            "objective must be left out with Model Runner V2, .* got 'last'",
+        ),
     ],
 )
 def test_what_one_runner_cannot_honour(

@@ -17,6 +17,12 @@ class NgramTable;
 
 // Each drafter's `check` throws InvalidValueError that names the first value outside its range.
 
+// The goal that the drafts of a batch are chosen for.
+enum class Objective : std::uint8_t {
+  kTokens,  // the most tokens a second
+  kLast,    // the earliest end of the last request
+};
+
 // The default drafter. It drafts the tokens most likely to be accepted, over all
 // sources, as long as they pay for their cost; acceptance probabilities are learned.
 struct CalibratedConfig {
@@ -25,6 +31,7 @@ struct CalibratedConfig {
   // Frequent n-grams, used where nothing that can be copied reaches far; null: none. Its tokens
   // must be of the vocabulary.
   std::shared_ptr<const NgramTable> ngrams = nullptr;
+  Objective objective = Objective::kTokens;
 
   void check() const {
     if (tree_budget) check_range("tree_budget", *tree_budget, 1, 4096);

@@ -29,6 +29,7 @@ class EmissionRate;
 class MemoryBudget;
 class Mutex;
 class OfferKinds;
+class OutputLengths;
 class RequestTable;
 struct Request;
 struct RowOffers;
@@ -225,6 +226,7 @@ class FASTDRAFT_EXPORT Engine {
   static Outcome outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
                                   TokenSpan emitted, std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
+  std::vector<float> weights_of(const RequestId* ids, std::int64_t rows) const;
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 
@@ -234,6 +236,7 @@ class FASTDRAFT_EXPORT Engine {
   const std::unique_ptr<MemoryBudget> budget_;
   const std::unique_ptr<AcceptanceModel> acceptance_;  // null where the drafter learns nothing
   const std::unique_ptr<OfferKinds> kinds_;
+  const std::unique_ptr<OutputLengths> lengths_;  // null where drafts are chosen for all tokens
   const std::unique_ptr<RequestTable> requests_;
   const std::unique_ptr<BatchThreads> threads_;
   std::atomic<std::int64_t> num_foreign_{0};

@@ -20,6 +20,7 @@
 #include "index/memory.h"
 #include "policy/acceptance_model.h"
 #include "policy/offer_kinds.h"
+#include "policy/output_lengths.h"
 
 namespace fastdraft {
 namespace {
@@ -59,6 +60,12 @@ void check_stores(const Stores& stores, const EngineConfig& config) {
     }
     marked = fingerprint;
   }
+}
+
+// Returns whether the last request of a batch is to end as early as can be.
+bool ends_early(const EngineConfig& config) noexcept {
+  const auto* calibrated = std::get_if<CalibratedConfig>(&config.drafter);
+  return calibrated != nullptr && calibrated->objective == Objective::kLast;
 }
 
 void check_expected(const float* expected, std::int64_t rows) {
@@ -151,6 +158,19 @@ double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOpti
   return time;
 }
 
+// The first counts[r] numbers of each row r, which lie a stride apart, times its weight.
+std::vector<float> weigh(const float* numbers, std::int64_t stride,
+                         const std::vector<std::int32_t>& counts,
+                         const std::vector<float>& weights) {
+  std::vector<float> weighed(weights.size() * static_cast<std::size_t>(stride));
+  for (std::size_t r = 0; r < weights.size(); ++r) {
+    const auto begin = static_cast<std::int64_t>(r) * stride;
+    std::transform(numbers + begin, numbers + begin + counts[r], weighed.begin() + begin,
+                   [&](float each) { return each * weights[r]; });
+  }
+  return weighed;
+}
+
 // Returns whether one of the offers has to be drafted as it is.
 bool is_drawn(const RowOffers* offers) noexcept {
   return offers != nullptr && offers->drawn() < offers->size;
@@ -174,6 +194,7 @@ Engine::Engine(const EngineConfig& config, Stores stores)
       budget_(std::make_unique<MemoryBudget>(config.max_bytes)),
       acceptance_(config.calibrated() ? std::make_unique<AcceptanceModel>() : nullptr),
       kinds_(std::make_unique<OfferKinds>()),
+      lengths_(ends_early(config) ? std::make_unique<OutputLengths>() : nullptr),
       requests_(std::make_unique<RequestTable>()),
       threads_(std::make_unique<BatchThreads>(config.threads)),
       rate_mutex_(std::make_unique<Mutex>()),
@@ -231,6 +252,9 @@ RequestId Engine::add_request(const NewRequest& asked) {
   request->context.append(prompt.token_ids, prompt.size);
   request->templates_size = templates.size;
   request->prompt_size = prompt.size;
+  if (lengths_ != nullptr) {
+    request->prompt_key = OutputLengths::key_of(prompt.token_ids, prompt.size);
+  }
   request->stores = std::move(seen);
   request->num_entered = entered;
   for (std::size_t i = 0; i < entered; ++i) {
@@ -444,6 +468,35 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   return count;
 }
 
+// Returns the value of a token of each row, 1 in the mean; empty: all have the same. It is the
+// square root of the time that the request is expected to take yet: a batch waits for its slowest
+// row, but which one that is, is an estimate, so weights in proportion would bet too much on one.
+std::vector<float> Engine::weights_of(const RequestId* ids, std::int64_t rows) const {
+  if (lengths_ == nullptr) return {};
+  std::vector<OutputLengths::Key> prompts(static_cast<std::size_t>(rows));
+  std::vector<std::int64_t> emitted(static_cast<std::size_t>(rows));
+  std::vector<double> rates(static_cast<std::size_t>(rows), 1.0);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
+    if (!found) continue;
+    const auto r = static_cast<std::size_t>(row);
+    prompts[r] = (*found)->prompt_key;
+    emitted[r] = (*found)->size() - (*found)->prompt_size;
+    rates[r] = (*found)->rate.value();
+  }
+  std::vector<double> worth = lengths_->rests(prompts, emitted);
+  double sum = 0.0;
+  for (std::size_t r = 0; r < worth.size(); ++r) {
+    worth[r] = std::sqrt(worth[r] / rates[r]);
+    sum += worth[r];
+  }
+  std::vector<float> weights(worth.size());
+  std::transform(worth.begin(), worth.end(), weights.begin(), [&](double each) {
+    return static_cast<float>(each * static_cast<double>(rows) / sum);
+  });
+  return weights;
+}
+
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   check_limits(options, rows);
@@ -456,10 +509,12 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
       new std::byte[static_cast<std::size_t>(DraftColumns::bytes(rows * stride))]);
   const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
+  const std::vector<float> weights = weights_of(ids, rows);
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
-      rate += (*found)->rate.value();
+      const double weight = weights.empty() ? 1.0 : weights[static_cast<std::size_t>(row)];
+      rate += weight * (*found)->rate.value();
     }
   }
   rate = cost.price_of_time(rows, rate, stride);
@@ -472,13 +527,16 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     RowOffers memory_of_offers;
     const RowOffers* offers =
         offered ? read_offers(request, options, row, false, memory_of_offers) : nullptr;
-    counts[r] = guess(request, limit_of(options, row), least, offers);
+    const float least_of_row = weights.empty() ? least : least / weights[r];
+    counts[r] = guess(request, limit_of(options, row), least_of_row, offers);
     request.draft.copy_to(all.from(row * stride), counts[r]);
     if (is_drawn(offers)) drawn[r] = counts[r];
   };
   visit_guesses(ids, rows, guess_row);
   if (rows > 0 && config_.calibrated()) {
-    keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
+    const std::vector<float> weighed = weigh(all.probabilities, stride, counts, weights);
+    keep_what_pays(cost, rate, options.padded, weighed.empty() ? all.probabilities : weighed.data(),
+                   rows, stride, counts.data());
     for (std::size_t r = 0; r < drawn.size(); ++r) {
       if (drawn[r] >= 0) counts[r] = drawn[r];
     }
@@ -726,6 +784,9 @@ DraftCounts Engine::finish(RequestId id) {
   const std::unique_ptr<Request> request = remove(id);
   // Taken out before it enters, lest others find it twice.
   request->running.clear();
+  if (lengths_ != nullptr) {
+    lengths_->add(request->prompt_key, request->size() - request->prompt_size);
+  }
   for (std::size_t i = 0; i < request->num_entered; ++i) {
     const auto& store = request->stores[i];
     if (store->frozen()) continue;

@@ -15,6 +15,7 @@
 #include "index/suffix_automaton.h"
 #include "policy/emission_rate.h"
 #include "policy/offer_value.h"
+#include "policy/output_lengths.h"
 #include "store/running_texts.h"
 
 namespace fastdraft {
@@ -66,6 +67,7 @@ struct Request {
   SuffixAutomaton::Approach approach{};
   std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
+  OutputLengths::Key prompt_key = 0;  // where the engine learns how long outputs are
   Stores stores;                // those it was given, and then those that it only reads
   std::size_t num_entered = 0;  // the first n are those that its text enters
   std::vector<std::unique_ptr<RunningTexts::Text>>

@@ -67,7 +67,8 @@ def attach(
 
     Args:
         trainer: A `GRPOTrainer` or `RLOOTrainer` that generates with transformers.
-        config: How to draft, by default `DraftConfig()`.
+        config: How to draft, by default `DraftConfig(objective="last")`, since a step waits for
+            its last rollout.
         memory: A live store to draft from and to add to; or a frozen one or a file of one, whose
             text a new store takes. By default a new store is empty.
         memory_bytes: The most bytes of a new store, on each rank. A full one keeps about as many
@@ -91,6 +92,7 @@ def attach(
         store = Datastore(max_bytes=memory_bytes)
         if memory is not None:
             _copy(memory, store)
+    config = DraftConfig(objective="last") if config is None else config
     engine = (Engine if drafts else _Undrafted)(config, datastores=[store])
     rollouts = _Rollouts(trainer, engine, bitwise=bitwise)
     model = trainer.accelerator.unwrap_model(trainer.model)

@@ -63,7 +63,7 @@ class FastdraftProposer(VllmRequests[_Text]):
         settings = Settings.of(vllm_config)
         settings.check(vllm_config, v2=False)
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
-        config = DraftConfig(lookahead=self._lookahead)
+        config = DraftConfig(lookahead=self._lookahead, objective=settings.objective)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
         # Where each rank schedules for itself, all must draft the same, and their clocks differ.

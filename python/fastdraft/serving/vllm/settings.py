@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from fastdraft import DraftConfig, Engine
 from fastdraft.errors import InvalidValueError, MemoryLimitError
@@ -30,6 +30,8 @@ class Settings(MemorySettings):
     unproven_recurrent: bool = False
     """Whether to draft for a model with recurrent layers too, with Model Runner V2 on a GPU. No GPU
     has shown yet that the text is that without drafts."""
+    objective: Literal["tokens", "last"] = "tokens"
+    """What drafts are chosen for, as in `DraftConfig`. For Model Runner V1."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
@@ -48,7 +50,9 @@ class Settings(MemorySettings):
         """
         settings = cls._of(given)
         cost = DraftConfig().token_cost if settings.token_cost is None else settings.token_cost
-        engine = Engine(DraftConfig(max_bytes=settings.max_bytes, token_cost=cost))
+        engine = Engine(
+            DraftConfig(max_bytes=settings.max_bytes, token_cost=cost, objective=settings.objective)
+        )
         try:
             engine.add_request([0])
         except MemoryLimitError:
@@ -126,6 +130,11 @@ class Settings(MemorySettings):
                 "token_cost must be left out with Model Runner V2, where vLLM verifies as many "
                 "tokens for each row",
                 self.token_cost,
+            ),
+            (
+                v2 and self.objective != "tokens",
+                "objective must be left out with Model Runner V2, which drafts for the most tokens",
+                self.objective,
             ),
         ):
             if refused:

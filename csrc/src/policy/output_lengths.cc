@@ -1,0 +1,76 @@
+#include "policy/output_lengths.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+namespace fastdraft {
+
+namespace {
+
+// The rest of an output that is longer than all before it, as a part of its length.
+constexpr double kRestOfLongest = 0.3;
+
+}  // namespace
+
+OutputLengths::Key OutputLengths::key_of(const Token* prompt, std::int64_t size) noexcept {
+  auto key = static_cast<Key>(size);
+  for (std::int64_t i = 0; i < size; ++i) {
+    key = (key ^ static_cast<Key>(prompt[i])) * 0x9E3779B97F4A7C15u;
+    key ^= key >> 32;
+  }
+  return key;
+}
+
+std::size_t OutputLengths::bucket_of(std::int64_t length) noexcept {
+  return static_cast<std::size_t>(kBucketsOfOctave * std::log2(static_cast<double>(length) + 1.0));
+}
+
+void OutputLengths::add(Key prompt, std::int64_t length) {
+  const std::scoped_lock guard(mutex_);
+  Bucket& bucket = all_[bucket_of(length)];
+  bucket.count += 1.0;
+  bucket.tokens += static_cast<double>(length);
+  const auto [found, is_new] = by_prompt_.try_emplace(prompt);
+  std::vector<std::int64_t>& lengths = found->second;
+  if (lengths.size() == kNewest) lengths.erase(lengths.begin());
+  lengths.push_back(length);
+  if (!is_new) return;
+  prompts_.push_back(prompt);
+  if (prompts_.size() > kPrompts) {
+    by_prompt_.erase(prompts_.front());
+    prompts_.pop_front();
+  }
+}
+
+double OutputLengths::rest(Key prompt, std::int64_t emitted) const {
+  const auto so_far = static_cast<double>(emitted);
+  Bucket longer;
+  if (const auto found = by_prompt_.find(prompt); found != by_prompt_.end()) {
+    for (const std::int64_t length : found->second) {
+      if (length <= emitted) continue;
+      longer.count += 1.0;
+      longer.tokens += static_cast<double>(length);
+    }
+  }
+  // Those of its own bucket are about as long as it is already.
+  const bool is_first = longer.count == 0.0;
+  for (std::size_t i = bucket_of(emitted) + 1; is_first && i < all_.size(); ++i) {
+    longer.count += all_[i].count;
+    longer.tokens += all_[i].tokens;
+  }
+  const double left =
+      longer.count > 0.0 ? longer.tokens / longer.count - so_far : kRestOfLongest * so_far;
+  return std::max(left, 1.0);
+}
+
+std::vector<double> OutputLengths::rests(const std::vector<Key>& prompts,
+                                         const std::vector<std::int64_t>& emitted) const {
+  const std::scoped_lock guard(mutex_);
+  std::vector<double> found(prompts.size());
+  for (std::size_t row = 0; row < prompts.size(); ++row)
+    found[row] = rest(prompts[row], emitted[row]);
+  return found;
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,55 @@
+// How long outputs were: what a running one may still have before it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "fastdraft/token.h"
+#include "index/fork.h"
+
+namespace fastdraft {
+
+// The lengths of outputs, by prompt. Samples of one prompt are about as long: the mean rest of
+// those that were longer than a running one tells its own rest, and where none was, that of all
+// outputs.
+//
+// Thread-safe.
+class OutputLengths {
+ public:
+  // Stands for a prompt. Two prompts of one key are taken for one, which is harmless.
+  using Key = std::uint64_t;
+  static Key key_of(const Token* prompt, std::int64_t size) noexcept;
+
+  // Takes the length of an output, in tokens. The newest kNewest of a prompt are kept, and the
+  // newest kPrompts prompts. Amortised O(1).
+  void add(Key prompt, std::int64_t length);
+
+  // For each row, the tokens that a request with such a prompt may still emit after `emitted` ones,
+  // 1 at least. O(rows * kNewest).
+  std::vector<double> rests(const std::vector<Key>& prompts,
+                            const std::vector<std::int64_t>& emitted) const;
+
+ private:
+  static constexpr std::size_t kNewest = 16;
+  static constexpr std::size_t kPrompts = std::size_t{1} << 16;
+  static constexpr int kBucketsOfOctave = 8;
+  // All lengths, in buckets that are each about 9 % wide.
+  struct Bucket {
+    double count = 0.0;
+    double tokens = 0.0;
+  };
+
+  static std::size_t bucket_of(std::int64_t length) noexcept;
+  double rest(Key prompt, std::int64_t emitted) const;
+
+  mutable Mutex mutex_;
+  std::unordered_map<Key, std::vector<std::int64_t>> by_prompt_;  // the newest last
+  std::deque<Key> prompts_;                                       // the oldest first
+  std::array<Bucket, 32 * kBucketsOfOctave> all_{};
+};
+
+}  // namespace fastdraft
