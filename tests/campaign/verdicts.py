@@ -76,7 +76,8 @@ def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str
     def watched(plan: Plan) -> Answer:
         answer = answered(plan)
         # Last of all that of the generation itself, behind those of the probe.
-        said.append((Answer(plan._masks.takes_trees), answer))
+        places = plan._model_kwargs.get("position_ids") is not None
+        said.append((Answer(plan._masks.takes_trees and places), answer))
         return answer
 
     try:

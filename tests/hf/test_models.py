@@ -173,6 +173,20 @@ def test_a_model_that_cannot_verify_trees_gets_chains() -> None:
     assert sum(drafter.accepted) > 0
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+def test_models_that_place_tokens_by_their_columns_get_chains(heads: int) -> None:
+    """ALiBi: a tree's token would be further away by little, which changes logits by little."""
+    sizes = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": heads, "n_layers": 2}
+    model = drawn(transformers.MptForCausalLM, transformers.MptConfig(**sizes, use_cache=True))
+    model, inputs = model.double(), repetitive_batch(1)
+    options = {**OPTIONS, "output_logits": True, "return_dict_in_generate": True}
+    plain = model.generate(**inputs, **options)
+    drafter = Forester(plain.sequences[:, inputs["input_ids"].shape[1] :].tolist())
+    ours = hf.generate(model, **inputs, **options, drafter=drafter)
+    assert ours.stats.accepted > 0
+    torch.testing.assert_close(torch.cat(ours.logits), torch.cat(plain.logits), rtol=0, atol=1e-5)
+
+
 class _Toned(transformers.LlamaForCausalLM):
     """Needs an input of its own in every forward, where others have what they need in the cache."""
 

@@ -206,7 +206,9 @@ class Plan:
         windows = [each.window for each in self._cache.layers if isinstance(each, RowLayer)]
         longest = self._config.max_length + self._cache.get_seq_length()
         narrowest = min((each for each in windows if each is not None), default=longest)
-        question = Question(*shape, masks.takes_trees, windowed=longest > narrowest)
+        # A model that places tokens by their columns gets a tree wrong, however little that shows.
+        trees = masks.takes_trees and self._model_kwargs.get("position_ids") is not None
+        question = Question(*shape, trees, windowed=longest > narrowest)
         options: dict[str, Any] = {
             "cache": "static" if isinstance(self._cache, StaticRowCache) else None,
             "prefill": _prefilled,
