@@ -48,6 +48,7 @@ struct NewRequest {
   // The stores that it is drafted from; empty: the engine's. Its text enters the live ones.
   std::optional<Stores> stores = std::nullopt;
   // Further stores that it is drafted from; its text does not enter them.
+  // NOLINTNEXTLINE(readability-redundant-member-init): GCC warns where a request leaves it out.
   Stores read_only = {};
 };
 

@@ -333,7 +333,7 @@ class ChainDrafter final : public CalibratedDrafter {
   ChainDrafter(const CalibratedConfig& config, const DrafterInputs& inputs)
       : CalibratedDrafter(config, inputs, sizeof(ChainDrafter), false) {}
 
- private:
+ protected:
   std::int32_t grow(std::int32_t limit, float least, const DraftColumns& draft) override {
     limit = std::min(limit, lookahead());
     std::int32_t count = 0;
@@ -386,7 +386,7 @@ class TreeDrafter final : public CalibratedDrafter {
       : CalibratedDrafter(config, inputs, sizeof(TreeDrafter), true),
         waiting_(CountedAllocator<Waiting>(inputs.budget)) {}
 
- private:
+ protected:
   // A choice that may be drafted next.
   struct Waiting {
     float path;

@@ -68,8 +68,9 @@ std::vector<double> OutputLengths::rests(const std::vector<Key>& prompts,
                                          const std::vector<std::int64_t>& emitted) const {
   const std::scoped_lock guard(mutex_);
   std::vector<double> found(prompts.size());
-  for (std::size_t row = 0; row < prompts.size(); ++row)
+  for (std::size_t row = 0; row < prompts.size(); ++row) {
     found[row] = rest(prompts[row], emitted[row]);
+  }
   return found;
 }
 
