@@ -364,6 +364,7 @@ class ChainDrafter final : public CalibratedDrafter {
     return count;
   }
 
+ private:
   // Goes on with the tokens of a run that all are as likely as the one before. Returns whether the
   // chain goes on after them.
   bool draft_alike(std::int32_t limit, float least, float probability, float* path,
@@ -386,7 +387,7 @@ class TreeDrafter final : public CalibratedDrafter {
       : CalibratedDrafter(config, inputs, sizeof(TreeDrafter), true),
         waiting_(CountedAllocator<Waiting>(inputs.budget)) {}
 
- protected:
+ private:
   // A choice that may be drafted next.
   struct Waiting {
     float path;
@@ -400,6 +401,7 @@ class TreeDrafter final : public CalibratedDrafter {
     }
   };
 
+ protected:
   std::int32_t grow(std::int32_t limit, float least, const DraftColumns& draft) override {
     waiting_.clear();
     const auto wait_for = [&](std::size_t parent) {
@@ -427,6 +429,7 @@ class TreeDrafter final : public CalibratedDrafter {
     return count;
   }
 
+ private:
   std::vector<Waiting, CountedAllocator<Waiting>> waiting_;
 };
 
