@@ -68,8 +68,8 @@ struct Request {
   std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
   OutputLengths::Key prompt_key = 0;  // where the engine learns how long outputs are
-  Stores stores;                // those it was given, and then those that it only reads
-  std::size_t num_entered = 0;  // the first n are those that its text enters
+  Stores stores;                      // those it was given, and then those that it only reads
+  std::size_t num_entered = 0;        // the first n are those that its text enters
   std::vector<std::unique_ptr<RunningTexts::Text>>
       running;  // its text in these, but in frozen ones
   std::unique_ptr<Drafter> drafter;

@@ -6,7 +6,7 @@ log-odds of its tokens, which changes now and then. The estimator keeps a distri
 of offsets, as in a hidden Markov model. So a draft that was accepted so far promises more to come,
 and a change shows after a draft or two. The core's model of offers, with its record of a request's
 last twenty tokens, takes longer: with it, schedules are 2 to 23 % slower on text that changes every
-25 steps. With acceptance by depth alone (`DepthAcceptance`) they are 8 to 25 % slower there, and
+25 steps. With acceptance by depth alone (`DepthAcceptance`) they are up to 29 % slower there, and
 1 % slower where nothing changes.
 
 Only tokens that the target judged teach anything: the accepted ones and the first rejected one.

@@ -31,6 +31,7 @@ class EndsCopy:
         self, ends: Tensor, bounds: Tensor, event: Any, home: SimpleQueue[EndsCopy]
     ) -> None:
         self._ends, self._bounds = ends, bounds
+        self._arrays: tuple[NDArray[np.int32], NDArray[np.int32]] = ends.numpy(), bounds.numpy()
         self._event = event
         self._home = home
         self._rows = 0
@@ -47,7 +48,8 @@ class EndsCopy:
         """The ends, (rows, width), and where each row's logits began, (rows + 1,), until `free`.
         Waits for the device, on the calling thread."""
         self._event.synchronize()
-        return self._ends[: self._rows].numpy(), self._bounds[: self._rows + 1].numpy()
+        ends, bounds = self._arrays
+        return ends[: self._rows], bounds[: self._rows + 1]
 
     def free(self) -> None:
         """Gives the memory back."""
