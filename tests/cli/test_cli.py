@@ -271,8 +271,9 @@ def test_a_prompt_beyond_the_models_room_is_refused(tiny: Path, tmp_path: Path) 
 
 
 def test_models_that_cannot_be_decoded_are_refused(tmp_path: Path, prompt_file: Path) -> None:
-    sizes = {"vocab_size": 256, "num_hidden_layers": 1}
-    mamba = MambaForCausalLM(MambaConfig(**sizes, hidden_size=16, state_size=4))
+    sizes = {"vocab_size": 256, "num_hidden_layers": 2}
+    # Large enough that a wrong state shows in its logits.
+    mamba = MambaForCausalLM(MambaConfig(**sizes, hidden_size=64, state_size=16))
     options = ("--prompt", prompt_file, "--model")
     result = fastdraft("demo", *options, save(tmp_path / "mamba", mamba))
     assert result.exit_code == 1

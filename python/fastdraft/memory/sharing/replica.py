@@ -65,8 +65,8 @@ class _Space:
     """An object that may be written already: its name, content, tokens, and the next cut."""
     own: dict[str, int] = field(default_factory=dict)
     """Objects of this replica that are there, and their bytes, older ones first."""
-    removed: set[str] = field(default_factory=set)
-    """Objects of this replica that may be there, and must not."""
+    removed: dict[str, None] = field(default_factory=dict)
+    """Objects of this replica that may be there, and must not, in the order in which they go."""
     is_followed: bool = False
     read: set[str] = field(default_factory=set)
     """Objects of others whose pieces have entered the memory."""
@@ -310,7 +310,7 @@ class Replica:
                 self._drop(space)
             for name in list(space.removed):
                 self._objects.remove(f"{space.folder}/{name}")
-                space.removed.discard(name)
+                space.removed.pop(name, None)
             while self._publish(space):
                 pass
             if len(space.own) > _MOST_OBJECTS:
@@ -338,7 +338,7 @@ class Replica:
     def _drop(self, space: _Space) -> None:
         """Drops a namespace from the memory, and what this replica published of it."""
         self.memory.forget(space.namespace)
-        space.removed |= {*space.own, *([space.pending[0]] if space.pending else [])}
+        space.removed |= dict.fromkeys([*space.own, *([space.pending[0]] if space.pending else [])])
         space.pending = None
         space.store, space.cut = None, 0
         for known in (space.own, space.read, space.taken):
@@ -421,14 +421,16 @@ class Replica:
         name = f"{self._name}-{next(self._numbers)}"
         path = f"{space.folder}/{name}"
         content = self._sealed(space, name, pieces)
-        space.removed.add(name)  # unless it is known to be whole
+        space.removed[name] = None  # unless it is known to be whole
         self._objects.write(path, content)
         self._objects.read(path)
-        space.removed.discard(name)
+        del space.removed[name]
         space.own[name] = len(content)
+        # The newest first: what is left of them when this process is killed is read before the
+        # joined object, and must be the beginning of its text.
         for old in joined:
             del space.own[old]
-            space.removed.add(old)
+            space.removed[old] = None
 
     # --- Following ---
 
