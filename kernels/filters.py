@@ -327,12 +327,15 @@ def _enough(sums, need):
 @jit
 def _search(logits, row, maxima, listed, floor, need, by_weight, ALLOWED: tl.constexpr,
             MAXIMA: tl.constexpr, UNUSED: tl.constexpr, SPAN: tl.constexpr):  # fmt: skip
-    """A value that with all above it is enough, and is floor or less than SPAN keys below the
-    largest such value, which it is itself for a SPAN of 1; floor where no value above it is enough.
+    """A lower bound of the threshold: the largest value that is enough together with all above it.
+
+    The bound is less than SPAN keys below the threshold, which it is itself for a SPAN of 1. It is
+    floor if no value above floor is enough.
 
     The values are those of `_load_tile`. They count 1, or 2**((x - maximum) * scale) by weight;
-    need: what is enough, above 0. No two values are told apart whose keys are the same without the
-    UNUSED bits. One pass over the values for each 4.1 bits between floor and maximum, but SPAN's.
+    need: the count or weight that is enough, above 0. Values whose keys differ in UNUSED bits alone
+    count as equal. One pass over the values for each 4.1 bits between floor and maximum, less
+    those of SPAN.
     """
     maximum = row.maximum
     size = listed.length

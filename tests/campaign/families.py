@@ -60,17 +60,17 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def random_model(family: str, chance: random.Random) -> Any:
+def random_model(family: str, rng: random.Random) -> Any:
     """A model in float64 whose sizes, layers and attention are drawn."""
-    config = _config(family, chance)
+    config = _config(family, rng)
     make: Any = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"):
         parameters = make(config).num_parameters()
     if parameters > _LARGEST:
         raise ValueError(f"{parameters} parameters")
-    torch.manual_seed(chance.getrandbits(32))
+    torch.manual_seed(rng.getrandbits(32))
     model = make(config)
-    spread = chance.choice([0.7, 1.0, 1.5])
+    spread = rng.choice([0.7, 1.0, 1.5])
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -81,13 +81,13 @@ def random_model(family: str, chance: random.Random) -> Any:
     return model.double().eval()
 
 
-def _config(family: str, chance: random.Random) -> Any:
+def _config(family: str, rng: random.Random) -> Any:
     kind = CONFIG_MAPPING[family]
     names = set(inspect.signature(kind.__init__).parameters) | set(kind.attribute_map)
-    heads = chance.choice([2, 4])
-    head_size = chance.choice([8, 16])
-    layers = chance.choice([1, 2, 2, 3])
-    window = chance.choice([5, 11, 24])
+    heads = rng.choice([2, 4])
+    head_size = rng.choice([8, 16])
+    layers = rng.choice([1, 2, 2, 3])
+    window = rng.choice([5, 11, 24])
     width = heads * head_size
     latent = "qk_rope_head_dim" in names  # DeepSeek's attention, whose heads have several sizes
     values: dict[tuple[str, ...], Any] = {
@@ -103,7 +103,7 @@ def _config(family: str, chance: random.Random) -> Any:
         ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads",
          "encoder_attention_heads", "num_decoder_attention_heads",
          "num_encoder_attention_heads"): heads,
-        ("num_key_value_heads", "num_kv_heads"): heads if latent else chance.choice([1, heads]),
+        ("num_key_value_heads", "num_kv_heads"): heads if latent else rng.choice([1, heads]),
         ("head_dim", "kv_channels", "d_kv", "swa_head_dim", "global_head_dim"):
             4 if latent else head_size,
         ("rotary_dim",): 4,
@@ -119,7 +119,7 @@ def _config(family: str, chance: random.Random) -> Any:
         ("index_topk",): 256,
         ("is_decoder",): True,
         ("use_cache",): True,
-        ("use_sliding_window",): chance.random() < 0.5,
+        ("use_sliding_window",): rng.random() < 0.5,
         # Below it, one token decays states otherwise than several.
         ("time_step_min",): 1e-9,
         ("chunk_size", "mamba_chunk_size"): 8,
@@ -135,7 +135,7 @@ def _config(family: str, chance: random.Random) -> Any:
     config = kind(**chosen | _ITS_OWN.get(family, {}))
     # Grouped matrix products know no float64.
     config._experts_implementation = "eager"
-    if chance.random() < 0.5:
+    if rng.random() < 0.5:
         config._attn_implementation = "eager"
     return config
 
@@ -176,7 +176,7 @@ _MARKERS = (
 )  # fmt: skip
 
 
-def multimodal_model(family: str, chance: random.Random) -> Any:
+def multimodal_model(family: str, rng: random.Random) -> Any:
     """A model in float64 of a family that takes images."""
     kind = CONFIG_MAPPING[family]
     try:
@@ -199,7 +199,7 @@ def multimodal_model(family: str, chance: random.Random) -> Any:
         parameters = make(config).num_parameters()
     if parameters > 2 * _LARGEST:
         raise ValueError(f"{parameters} parameters")
-    torch.manual_seed(chance.getrandbits(32))
+    torch.manual_seed(rng.getrandbits(32))
     model = make(config)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -45,10 +45,10 @@ def judged(family: str, seed: int = 0) -> Counter[str]:
     Raises:
         AssertionError: They disagree.
     """
-    chance = random.Random(zlib.crc32(f"{family} {seed}".encode()))
+    rng = random.Random(zlib.crc32(f"{family} {seed}".encode()))
     try:
         make = multimodal_model if family in MULTIMODAL else random_model
-        model = make(family, chance)
+        model = make(family, rng)
     except Exception as error:
         return Counter({f"not built: {family}: {type(error).__name__}": 1})
     for name in ("eos_token_id", "forced_eos_token_id"):

@@ -60,8 +60,8 @@ TEST(AcceptanceModel, ItsTableIsTheLogisticFunction) {
   }
 }
 
-// Returns the weight of the evidence after one batch of outcomes, `accepted` and
-// `refused` ones spread evenly, all predicted before the first.
+// Learns from one batch of outcomes, and returns the new weight of the evidence. The accepted and
+// the refused outcomes alternate evenly, and all were predicted before the first was learned.
 float weight_after(AcceptanceModel& acceptance, const Evidence& evidence, int accepted,
                    int refused) {
   const float predicted = AcceptanceModel::probability(acceptance.weigh(evidence));

@@ -130,8 +130,8 @@ struct DamagedFile {
   SegmentEntry entry;
 };
 
-// A search looks at a bounded number of buckets and n-grams, however full a
-// damaged file says that its buckets are; and reads nothing outside the file.
+// A damaged file may say that its buckets are full. A search still looks at a bounded number of
+// buckets and n-grams, and reads nothing outside the file.
 TEST(Datastore, ASearchOfADamagedFileEnds) {
   const DamagedFile file;
   const Token token = 2000;

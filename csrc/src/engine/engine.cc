@@ -468,9 +468,9 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   return count;
 }
 
-// Returns the value of a token of each row, 1 in the mean; empty: all have the same. It is the
-// square root of the time that the request is expected to take yet: a batch waits for its slowest
-// row, but which one that is, is an estimate, so weights in proportion would bet too much on one.
+// Returns the weight of each row's tokens, 1 in the mean; empty: all rows weigh the same. A batch
+// waits for its slowest row, so a row weighs more the more time it is expected to need. That time
+// is an estimate: its square root, not the time itself, bets less on a single row.
 std::vector<float> Engine::weights_of(const RequestId* ids, std::int64_t rows) const {
   if (lengths_ == nullptr) return {};
   std::vector<OutputLengths::Key> prompts(static_cast<std::size_t>(rows));

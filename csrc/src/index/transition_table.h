@@ -37,9 +37,9 @@ struct Edges {
 // the same.
 //
 // A block holds 2^k edges, in groups of eight or fewer: the marks, then the
-// targets, those of edges first. Larger blocks than one group are hash tables
-// of groups, at a load of at most seven eighths; groups that follow take what a
-// full one cannot. Blocks that a state outgrew are reused by others. find is
+// targets. In a group the used entries come first. A block of several groups is
+// a hash table of groups, at most seven eighths full; an edge whose group is
+// full goes into the next one. Blocks that a state outgrew are reused by others. find is
 // O(1) expected; insert is O(1) amortised; copy costs the state's edges, which
 // the automaton pays once for each edge of the copy.
 //

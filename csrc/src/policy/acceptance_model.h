@@ -150,8 +150,8 @@ class AcceptanceModel {
     return weights_[evidence.alone].load(std::memory_order_relaxed) +
            weights_[evidence.with_length].load(std::memory_order_relaxed);
   }
-  // The probability of evidence of this weight: the logistic function, within 1e-5. Between the
-  // entries of a table it follows a line, less what the line is too high by its second derivative.
+  // The probability of evidence of this weight: the logistic function, within 1e-5. It is
+  // interpolated between the entries of a table, and corrected by the second derivative.
   static float probability(float weight) noexcept {
     constexpr float kCurvature = 0.5f / (kEntriesPerUnit * kEntriesPerUnit);
     const float position = (std::clamp(weight, -kSurely, kSurely) + kSurely) * kEntriesPerUnit;

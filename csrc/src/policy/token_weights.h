@@ -68,9 +68,8 @@ class TokenWeights {
   // For a token whose longest match is of the class `length`, and that of any other token of the
   // class `rival`; see AcceptanceModel::length_value.
   //
-  // Weights that are read together lie in four cache lines: the token's own, those of its pairs
-  // with each of the two tokens before it, and that of the last token. Which lines these are does
-  // not depend on the lengths.
+  // All these weights lie in four cache lines: one for the token, one for its pair with each of the
+  // two tokens before it, and one for the last token. They do not depend on the lengths.
   static Indices indices(Token token, const Before& before, int length, int rival) noexcept {
     const std::uint64_t name = spread(token, kToken);
     const auto lengths = static_cast<std::uint64_t>(16 * length + rival + 1) * kLengths;

@@ -174,7 +174,7 @@ Header read_header(const MappedFile& file, const std::string& path, const char* 
   return header;
 }
 
-// The fingerprint that a header has. Refuses one that is not the `expected` one.
+// Returns the fingerprint in a header, if it has one. Refuses the file if another one is expected.
 template <typename Header>
 std::optional<Fingerprint> fingerprint_in(const Header& header, const std::string& path,
                                           const std::optional<Fingerprint>& expected) {

@@ -129,7 +129,8 @@ struct Segment {
     const std::uint32_t* end_ = nullptr;
   };
 
-  // The slot of the n-gram of this order that ends the text. The text is coded as the tokens.
+  // Returns the postings of the n-gram of this order that ends the text. The text has the same
+  // coding as the stored tokens.
   Postings find(std::size_t order, std::uint64_t hash, const CodedTail& text) const noexcept {
     const std::int32_t length = Datastore::kOrders[order];
     if (text.size() < length) return {};

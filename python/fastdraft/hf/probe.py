@@ -374,7 +374,7 @@ def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
 def _prompts(
     usual: Sequence[int], pad: int, counts: Sequence[int], device: Any
 ) -> dict[str, torch.Tensor]:
-    """Left-padded prompts of so many tokens, for `generate`."""
+    """Left-padded prompts of `counts` tokens, for `generate`."""
     ids = torch.full((len(counts), _PROMPTS[0]), pad, device="cpu")
     mask = torch.zeros_like(ids)
     for row, count in enumerate(counts):

@@ -79,11 +79,11 @@ class HeadRecord:
         rows, lookahead = len(drafts), self._lookahead
         bins, head, lookup = np.split(drafts, [1, 1 + lookahead], axis=1)
         slot, width = np.arange(lookahead), tails.shape[1]
-        came = np.take_along_axis(
+        observed = np.take_along_axis(
             tails, np.minimum(width - emitted[:, None] + slot, width - 1), axis=1
         )
         judged = np.minimum(emitted, verified)
-        right = np.cumprod((slot < judged[:, None]) & (head == came), axis=1).sum(axis=1)
+        right = np.cumprod((slot < judged[:, None]) & (head == observed), axis=1).sum(axis=1)
         self._acceptance.observe(right, judged)
         reached = slot < np.minimum(right + 1, judged)[:, None]
         # The head's tokens before the first difference are those of the lookup too.
@@ -96,7 +96,7 @@ class HeadRecord:
         self._differed = decay * self._differed + np.bincount(here, minlength=BINS)
         for first, draft in zip(self._first, (lookup, head), strict=True):
             first *= decay
-            first += np.bincount(here[draft[differ, at] == came[differ, at]], minlength=BINS)
+            first += np.bincount(here[draft[differ, at] == observed[differ, at]], minlength=BINS)
 
     def table(self) -> NDArray[np.float32]:
         """`Head.acceptance` and `Head.first`, one after the other: (lookahead + 2 * BINS,)."""
