@@ -1,4 +1,4 @@
-"""Where the prior of calibrated acceptance comes from, and how well the drafter's chances hold.
+"""The source of the prior of calibrated acceptance, and the reliability of its probabilities.
 
 `--write` learns the prior: each family of recorded requests is replayed at several token costs by
 an engine that remembers the family's earlier requests, starting from the prior as it is, and what
@@ -7,9 +7,9 @@ prediction come from the families with references, replayed with the reference a
 once with the prompt and once without, since most references stand in their prompts. Write, install
 anew, and repeat until the results stay: two rounds did, from weights set by hand.
 
-Without `--write` it prints the reliability diagram: the predicted chances beside what the target
-emitted, over all families, for chains and trees; the same of whole paths, by depth; and in which
-families they differ.
+Without `--write` it prints the reliability diagram: predicted and observed acceptance, over all
+families, for chains and trees; the same of whole paths, by depth; and in which families they
+differ.
 
 `--held-out` says what the prior's families gain from being its families. It fits a prior on each
 half of them, from weights of zero, and prints the modelled speed of the other half with it, beside
@@ -66,9 +66,9 @@ class Learned(NamedTuple):
     calibration: Calibration
     speed: float
     bins: np.ndarray
-    """By request, for each twentieth of chance and then each bin of depth: the sum of the predicted
-    chances, how many tokens were accepted, and how many were predicted. A bin of depth counts the
-    drafted tokens of chains, accepted with all before them."""
+    """By request, for each twentieth of probability and then each bin of depth: the sum of the
+    predicted probabilities, how many tokens were accepted, and how many were predicted. A bin of
+    depth counts the drafted tokens of chains, accepted with all before them."""
 
 
 def run(job: Job, records: list[Record]) -> Learned:
@@ -82,7 +82,7 @@ def run(job: Job, records: list[Record]) -> Learned:
 
     def count(trace: Trace) -> None:
         for step in trace.steps:
-            predicted = np.array(step.chances)
+            predicted = np.array(step.probabilities)
             for place, (begin, end) in enumerate(pairwise(DEPTHS)):
                 of = predicted[begin - 1 : end - 1]
                 accepted = min(max(0, len(step.accepted) - begin + 1), len(of))

@@ -34,16 +34,16 @@ def test_query_shows_places_and_what_follows(tmp_path: Path, tokenizer: Path) ->
     assert fastdraft("build", out, text, ids, "--tokenizer", tokenizer).exit_code == 0
     shown = fastdraft("query", out, "it store holds", "--tokenizer", tokenizer)
     assert shown.stdout.splitlines() == [
-        "2 places",
+        "occurrences: 2",
         "3 tokens, at 9: 'it'",
         "2 tokens, at 3: 'text and finds it store holds it'",
     ]
     shown = fastdraft("query", out, "20 21 22", "--tokens", 2)
-    assert shown.stdout == "1 places\n3 tokens, at 14: 23 24\n"
+    assert shown.stdout == "occurrences: 1\n3 tokens, at 14: 23 24\n"
     assert fastdraft(
         "query", out, "it store holds", "--tokenizer", tokenizer, "--most", 1
-    ).stdout.startswith("1 ")
-    assert fastdraft("query", out, "31").stdout == "0 places\n"
+    ).stdout.startswith("occurrences: 1\n")
+    assert fastdraft("query", out, "31").stdout == "occurrences: 0\n"
 
 
 def test_query_names_what_it_cannot_take(tmp_path: Path, tokenizer: Path) -> None:

@@ -11,12 +11,9 @@ ROOMS = ("csrc", "kernels", "python/fastdraft", "tests/cpp", "bench/cpp")
 # Not cleaned yet. A room that is clean leaves this list, and none enters it.
 EXCEPTIONS = (
     "kernels",
-    "python/fastdraft/cli",
-    "python/fastdraft/demo",
     "python/fastdraft/hf",
     "python/fastdraft/late",
     "python/fastdraft/memory",
-    "python/fastdraft/replay",
     "python/fastdraft/serving",
     "python/fastdraft/verification",
 )

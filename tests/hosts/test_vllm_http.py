@@ -176,7 +176,7 @@ def test_the_log_is_one_that_replay_reads(server: Server, words: Path) -> None:
     # Of a streamed answer the server logs all the text, and not all the ids.
     assert tokenizer.encode([streamed["prompt"]]) == [whole.prompt_token_ids]
     assert streamed["output"] == answer.message.content
-    assert not any("no answer" in each for each in read.told())
+    assert not any("no answer" in each for each in read.summary())
 
 
 WRONG = {

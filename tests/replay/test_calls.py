@@ -310,7 +310,7 @@ def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
     found, reader, _ = read(*BATCH[::order])
     assert found == [("hi", "hello"), ([USER], SAID)][::order]
     # One has expired, one has no line.
-    assert [each for each in reader.told() if "no answer" in each] == [
+    assert [each for each in reader.summary() if "no answer" in each] == [
         f"left out: 2 x no answer, such as f, line {5 if order == 1 else 6}"
     ]
 
@@ -479,7 +479,7 @@ def test_equal_ids_with_equal_texts_count_once() -> None:
     ]
     found, reader, _ = read(*log, *log)
     assert found == TURNS and reader.duplicates == 2
-    assert "dropped: 2 that were there twice" in reader.told()
+    assert "dropped: 2 that were there twice" in reader.summary()
     # Another answer under a name that somebody numbered is another call.
     other = logged({"messages": [USER]}, {"id": "r0", "choices": [{"message": SAID}]})
     assert len(read(*log, other)[0]) == 3
@@ -1000,7 +1000,7 @@ def test_images_are_left_out_and_counted() -> None:
     }
     found, reader, _ = read(logged({"messages": [seen]}, RESPONSE))
     assert found == [([{**USER, "left_out": 1}], SAID)]
-    assert reader.told()[-1] == "left out of prompts: 1 images or other attachments"
+    assert reader.summary()[-1] == "left out of prompts: 1 images or other attachments"
 
 
 @pytest.mark.parametrize(
@@ -1067,7 +1067,7 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
 def test_what_is_no_call_is_counted_and_told(line: Any) -> None:
     found, reader, _ = read(line, logged(ASKED, RESPONSE))
     assert found == [([USER], SAID)]
-    told = [each for each in reader.told() if each.startswith("left out: 1 x ")]
+    told = [each for each in reader.summary() if each.startswith("left out: 1 x ")]
     assert len(told) == 1 and "f, line 1" in told[0]
 
 

@@ -79,8 +79,8 @@ def ids_of(text: str) -> list[int]:
 def small() -> Trace:
     """Three steps: a tree of which a path of two is accepted, nothing drafted, a refused token."""
     sources = ["context"] * 3 + ["datastore"]
-    chances = [0.9, 0.8, 0.5, 0.1]
-    tree = Step(ids_of("bcdx"), [-1, 0, 1, 0], sources, chances, [0, 1], ids_of("bce"))
+    probabilities = [0.9, 0.8, 0.5, 0.1]
+    tree = Step(ids_of("bcdx"), [-1, 0, 1, 0], sources, probabilities, [0, 1], ids_of("bce"))
     nothing = Step([], [], [], None, [], ids_of("f"))
     refused = Step(ids_of("y"), [-1], ["prediction"], None, [], ids_of("g"))
     return Trace("one", "by hand", ids_of("ab"), ids_of("a"), letters, [tree, nothing, refused])
@@ -120,14 +120,14 @@ def test_a_person_steps_through_a_request(opened: Any) -> None:
     )
     assert tab.locator("#next").is_disabled()
     tab.keyboard.press("Home")
-    assert tab.locator("#place").text_content() == "Step 1 of 3"
+    assert tab.locator("#position").text_content() == "Step 1 of 3"
     assert tab.locator("#previous").is_disabled()
     tab.locator("#next").click()
-    assert tab.locator("#place").text_content() == "Step 2 of 3"
+    assert tab.locator("#position").text_content() == "Step 2 of 3"
     tab.locator("#text span", has_text="g").click()
-    assert tab.locator("#place").text_content() == "Step 3 of 3"
+    assert tab.locator("#position").text_content() == "Step 3 of 3"
     tab.locator("#slider").fill("1")
-    assert tab.locator("#place").text_content() == "Step 1 of 3"
+    assert tab.locator("#position").text_content() == "Step 1 of 3"
     rows = tab.locator("#table tbody tr").all_text_contents()
     assert rows[0] == "1bthe textcontext90%accepted"
     assert rows[3] == "4x1datastore10%not accepted"
@@ -137,7 +137,7 @@ def test_a_link_leads_to_its_step(opened: Any) -> None:
     two = [small(), small()]
     tab = opened(page(two, title="Requests", requests=2), "#2.3")
     assert tab.locator("#request").input_value() == "1"
-    assert tab.locator("#place").text_content() == "Step 3 of 3"
+    assert tab.locator("#position").text_content() == "Step 3 of 3"
     tab.locator("#request").select_option("0")
     assert tab.evaluate("location.hash") == "#1.1"
 
@@ -147,7 +147,7 @@ def test_it_plays(opened: Any) -> None:
     tab.locator("#play").click()
     assert tab.locator("#play").text_content() == "Pause"
     tab.locator("#play", has_text="Play").wait_for()
-    assert tab.locator("#place").text_content() == "Step 3 of 3"
+    assert tab.locator("#position").text_content() == "Step 3 of 3"
 
 
 def test_hostile_text_stays_text(opened: Any) -> None:

@@ -109,7 +109,7 @@ def test_counts_are_those_of_greedy_verification_by_hand(tmp_path: Path) -> None
     assert [step.accepted for step in trace.steps] == [[0, 1], [], [0, 1]]
     assert [step.emitted for step in trace.steps] == [[3, 4, 9], [1], [2, 3]]
     # Prompt lookup estimates nothing.
-    assert all(step.chances is None for step in trace.steps)
+    assert all(step.probabilities is None for step in trace.steps)
     result = replay_family(peer, records)
     assert (result.requests, result.stats) == (1, trace.stats)
     assert result.stats.mean_accepted_tokens == 2.0
@@ -469,7 +469,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
     result = fastdraft(path)
     assert result.exit_code == 0, result.output
     first, second, *_ = result.stdout.splitlines()
-    assert first == "2 model calls; 100% of the answers came as token ids"
+    assert first == "2 model calls; 100% of the answers are token ids"
     assert second.startswith("left out: 1 x ") and f"{path}, line 2" in second
 
 

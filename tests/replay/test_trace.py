@@ -94,7 +94,9 @@ def test_traces_are_what_the_replay_counts() -> None:
             assert [step.token_ids[node] for node in step.accepted] == step.emitted[
                 : len(step.accepted)
             ]
-            assert step.chances is not None and all(0 < chance <= 1 for chance in step.chances)
+            assert step.probabilities is not None and all(
+                0 < each <= 1 for each in step.probabilities
+            )
     assert any(not step.is_chain for trace in traces for step in trace.steps)
     # One request alone gives what it gives among the others.
     (setting,) = settings_of(tree_budget=8)
@@ -212,8 +214,8 @@ def test_chances_are_those_of_the_drafter() -> None:
     engine = Engine(DraftConfig.ngram(2, 0.1))
     families, _ = read_sample()
     trace = trace_request(EnginePeer(engine), families["code_edit"][0])
-    chances = [step.chances for step in trace.steps if step.chances]
-    assert any(0.1 <= each[-1] < 1 for each in chances)
+    probabilities = [step.probabilities for step in trace.steps if step.probabilities]
+    assert any(0.1 <= each[-1] < 1 for each in probabilities)
 
 
 def test_every_source_has_an_origin() -> None:

@@ -18,7 +18,7 @@ __all__ = ["app"]
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
 
-# What the commands import when they run, and the extra that installs it.
+# Each package that the commands import when they run, and the extra that installs it.
 EXTRAS = {
     "torch": "hf",
     "transformers": "cli",

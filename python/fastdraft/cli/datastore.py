@@ -91,7 +91,7 @@ def build(
             try:
                 writer.append(part.content, output=answers)
             except InvalidValueError as error:
-                raise InvalidValueError(f"{part.place}: {error}") from error
+                raise InvalidValueError(f"{part.location}: {error}") from error
             advance(f"{writer.num_tokens / 1e6:.1f} M tokens", part.bytes)
         counts = f"{writer.num_tokens:,} tokens in {writer.num_documents:,} documents"
     click.echo(f"{output}: {counts}, {output.stat().st_size:,} bytes")
@@ -145,7 +145,9 @@ def info(file: Path, verify: bool) -> None:
     help="The model of --tokenizer when the store was built. Without it, TEXT is token ids, such "
     "as '17 4 99'.",
 )
-@click.option("--most", type=NUMBER, default=8, show_default=True, help="How many places to show.")
+@click.option(
+    "--most", type=NUMBER, default=8, show_default=True, help="How many occurrences to show."
+)
 @click.option(
     "--tokens", type=NUMBER, default=16, show_default=True, help="How many tokens of each to show."
 )
@@ -162,8 +164,8 @@ def query(file: Path, text: str, tokenizer: str | None, most: int, tokens: int) 
         wanted = [int(each) for each in text.split()]
     with open_datastore(file, texts) as store:
         found = store.find(wanted, most=most)
-        click.echo(f"{len(found)} places")
-        for place in found:
-            ids = store.read(place.next, tokens).tolist()
+        click.echo(f"occurrences: {len(found)}")
+        for match in found:
+            ids = store.read(match.next, tokens).tolist()
             follows = " ".join(map(str, ids)) if texts is None else repr(texts.decode(ids))
-            click.echo(f"{place.length} tokens, at {place.next:,}: {follows}")
+            click.echo(f"{match.length} tokens, at {match.next:,}: {follows}")

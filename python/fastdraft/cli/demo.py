@@ -30,7 +30,7 @@ __all__ = ["demo"]
 
 @click.command()
 @model_options
-@click.option("--prompt", type=FILE, help="Run this text in place of the five built-in requests.")
+@click.option("--prompt", type=FILE, help="Run this text instead of the five built-in requests.")
 @click.option("--prediction", type=FILE, help="Text expected in the answer to --prompt.")
 @click.option(
     "--max-new-tokens",
@@ -56,11 +56,11 @@ def demo(
     repeats: int | None,
     json_file: Path | None,
     html: Path | None,
-    **model_and_place: Any,
+    **model_and_device: Any,
 ) -> None:
     """Decode real requests plainly, with transformers' prompt lookup, and with fastdraft.
 
-    Shows for each request where its tokens came from, target forwards, tokens a step and tokens a
+    Shows for each request the origin of its tokens, target forwards, tokens a step and tokens a
     second, and checks that the outputs are equal. Exits with 1 when fastdraft's is not.
     """
     if prediction is not None and prompt is None:
@@ -75,7 +75,7 @@ def demo(
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 100
-    target = load_target(**model_and_place)
+    target = load_target(**model_and_device)
     limit_threads(os.getloadavg()[0], os.cpu_count() or 1)
     about = _about(target)
     for key, value in about.items():

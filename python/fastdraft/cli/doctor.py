@@ -24,9 +24,9 @@ class Host(NamedTuple):
 
     title: str
     imported: str
-    """What is imported of it: builds for other devices are installed under other names."""
+    """The name it is imported by; builds for other devices are installed under other names."""
     module: str
-    """What of fastdraft works in it."""
+    """The module of fastdraft that works in it."""
     tested: str
     turn_on: str
     group: str | None = None
@@ -41,7 +41,7 @@ HOSTS = (
         "transformers",
         "fastdraft.hf",
         "{}.{} to {}.{}".format(*OLDEST, *NEWEST),
-        "fastdraft.hf.generate(model, input_ids) in place of model.generate(input_ids)",
+        "fastdraft.hf.generate(model, input_ids) instead of model.generate(input_ids)",
     ),
     Host(
         "vLLM",

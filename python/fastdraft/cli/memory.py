@@ -35,7 +35,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group)
 def memory() -> None:
-    """What the replicas of a fleet remember together, under a URL such as s3://bucket/folder.
+    """The common memory of a fleet's replicas, under a URL such as s3://bucket/folder.
 
     The operator's key is read from the environment's FASTDRAFT_MEMORY_KEY.
     """

@@ -87,7 +87,7 @@ def build(
                         for writer in writers[: 1 if is_held_out else 2]:
                             writer.add(text, group=group)
                     except InvalidValueError as error:
-                        raise InvalidValueError(f"{part.place}: {error}") from error
+                        raise InvalidValueError(f"{part.location}: {error}") from error
                 advance(f"{writers[0].num_tokens / 1e6:.1f} M tokens", part.bytes)
             advance("counting", 0)
             for writer in writers:

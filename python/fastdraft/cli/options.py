@@ -1,4 +1,4 @@
-"""What several commands share: options, and files given by name."""
+"""Options of several commands, and files given by name."""
 
 from __future__ import annotations
 

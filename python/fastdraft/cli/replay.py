@@ -96,7 +96,7 @@ def _mapped(text: str) -> Row:
     "--model",
     "model",
     type=click.Choice(list(MODELS)),
-    help="In place of --token-cost: the computed cost of draft tokens of such a model on --gpu; "
+    help="Instead of --token-cost: the computed cost of draft tokens of such a model on --gpu; "
     "of a mixture the first ones are dear.",
 )
 @click.option(
@@ -114,7 +114,7 @@ def _mapped(text: str) -> Row:
 @click.option(
     "--tree-budget",
     type=NUMBER,
-    help="Draft trees of at most so many tokens, with the default drafter.",
+    help="Draft trees of at most this many tokens, with the default drafter.",
 )
 @click.option(
     "--at-once",
@@ -197,7 +197,7 @@ def replay(
     LOGS are files of any form in which model calls lie, or folders of them: bodies of requests and
     answers, exports of tracers, sessions of agents, files of trainers, logs of servers; as JSON,
     JSON lines or Parquet, packed or not (.gz, .zst). Each call counts once. What was left out is
-    told first. Messages become tokens by the chat template of the model that --tokenizer names.
+    printed first. Messages become tokens by the chat template of the model that --tokenizer names.
 
     A draft is accepted as far as the recorded output follows it. Requests are taken in the order of
     their file; each file is a family, which starts with an empty memory. The first output token
@@ -218,7 +218,7 @@ def replay(
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
 
-    # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
+    # Refuse an image that cannot be drawn, or a missing matplotlib, before the work.
     if plot is not None:
         check_image(plot)
 
@@ -232,12 +232,12 @@ def replay(
     else:
         reader = Reader(texts, row=row)
         families = _read(logs, texts.encode, references=prediction, reader=reader)
-        read = _what_was_read(reader, texts, tokenizer)
+        read = _summary(reader, texts, tokenizer)
         for line in read:
             click.echo(plain(line), err=shown is not None)
     if shown is not None:
         families = _up_to(families, shown)
-    # What tokens the records hold is known of text, or where the user names the tokenizer.
+    # The records' tokenizer is known if they hold text, or if the user names it.
     is_known = tokenizer is not None or texts.is_loaded
     decode = pieces.decode if sample else texts.decode if is_known else None
     stores = [open_datastore(path, texts if is_known else None) for path in datastores]
@@ -336,33 +336,33 @@ def _read(
         )
 
 
-def _what_was_read(reader: Reader, texts: TextTokenizer, tokenizer: str | None) -> list[str]:
-    """What the counts stand on: calls, what was left out, and whose tokens they are of."""
-    told = reader.told()
+def _summary(reader: Reader, texts: TextTokenizer, tokenizer: str | None) -> list[str]:
+    """Sentences on the basis of the counts: calls, what was left out, and the tokenizer."""
+    found = reader.summary()
     if not texts.is_loaded:
-        return told
+        return found
     models = ", ".join(f"{name} ({count:,})" for name, count in reader.models.most_common(3))
     if tokenizer is not None:
-        told.append(f"tokenizer: {tokenizer}" + (f"; the log names {models}" if models else ""))
+        found.append(f"tokenizer: {tokenizer}" + (f"; the log names {models}" if models else ""))
     else:
-        told.append("tokenizer: that of the demo model, SmolLM2-135M-Instruct")
-        told.append(
+        found.append("tokenizer: that of the demo model, SmolLM2-135M-Instruct")
+        found.append(
             f"warning: the log names {models}: --tokenizer MODEL counts in its tokens"
             if models
             else "warning: --tokenizer MODEL counts in the tokens of the model that answered"
         )
     if texts.calls_as_text:
-        told.append(
+        found.append(
             f"warning: this chat template writes no tool calls: {texts.calls_as_text:,} messages "
             "have theirs as most models write them"
         )
-    return told
+    return found
 
 
 def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Record]]:
     """The family of the request of that id, up to it: it may draft from those before."""
     for family, records in families.items():
-        for place, each in enumerate(records):
+        for index, each in enumerate(records):
             if name in ("", each.id):
-                return {family: records[: place + 1]}
+                return {family: records[: index + 1]}
     raise click.BadParameter(f"no request has the id {name!r}", param_hint="--show")

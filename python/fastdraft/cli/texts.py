@@ -33,15 +33,15 @@ _PART_TOKENS = 64
 class Part(NamedTuple):
     """Part of a document: text or token ids."""
 
-    place: str
-    """Where it is from, for messages."""
+    location: str
+    """The file and line it is from, for messages."""
     content: Any
     begins: bool
-    """Whether it is the document's first."""
+    """True for the document's first part."""
     bytes: int
     """How much of its file it takes."""
     question: str | None = None
-    """What tells the question that it answers from others; None: it answers none."""
+    """A digest of the question that it answers; None: it answers none."""
 
 
 def parts_of(inputs: Sequence[Path], field: str) -> Iterator[Part]:
@@ -61,33 +61,33 @@ def _json_lines(path: Path, field: str) -> Iterator[Part]:
             has = f"a line with {', '.join(line.value):.80}"
             got = has if value is None else short(value)
             raise InvalidValueError(
-                f"{line.place}: expected text or a list of token ids in the field {field!r}, "
+                f"{line.location}: expected text or a list of token ids in the field {field!r}, "
                 f"got {got}"
             )
-        yield Part(line.place, value, True, line.bytes)
+        yield Part(line.location, value, True, line.bytes)
 
 
 def answers_in(inputs: Sequence[Path], tokenizer: TextTokenizer) -> Iterator[Part]:
     """The answers in logs; what was left out on standard error. Raises RecordError without any."""
     reader = Reader(tokenizer)
 
-    def parts(found: Iterable[dict[str, Any]], place: str, size: int) -> Iterator[Part]:
+    def parts(found: Iterable[dict[str, Any]], location: str, size: int) -> Iterator[Part]:
         for at, fields in enumerate(found):
             answer = fields.get("output_ids") or fields["output"]
             asked = fields.get("prompt_ids") or fields["prompt"]
             question = hashlib.sha256(repr(asked).encode()).hexdigest()
-            yield Part(place, answer, True, 0 if at else size, question)
+            yield Part(location, answer, True, 0 if at else size, question)
 
     for path in inputs:
         try:
             for line in parse_lines(path):
-                yield from parts(reader(line), line.place, line.bytes)
+                yield from parts(reader(line), line.location, line.bytes)
         except RecordError as error:
             reader.leave_out("damaged files", str(error))
         yield from parts(reader.end(), f"{path}, at its end", 0)
     if not reader.calls:
         raise RecordError(f"{', '.join(map(str, inputs))}: {reader.refusal(inputs[0])}")
-    for sentence in reader.told():
+    for sentence in reader.summary():
         click.echo(sentence, err=True)
 
 
@@ -119,8 +119,8 @@ def _rows(path: Path) -> Iterator[Part]:
     for number, row in enumerate(array.reshape(-1, array.shape[-1])):
         for start in range(0, len(row), SLICE_TOKENS):
             ids = row[start : start + SLICE_TOKENS]
-            place = f"{path}, row {number}, from token {start} on"
-            yield Part(place, np.asarray(ids), start == 0, ids.nbytes)
+            location = f"{path}, row {number}, from token {start} on"
+            yield Part(location, np.asarray(ids), start == 0, ids.nbytes)
 
 
 def tokenised(parts: Iterator[Part], tokenizer: TextTokenizer | None) -> Iterator[Part]:
@@ -176,13 +176,13 @@ def _batches(parts: Iterator[Part]) -> Iterator[list[Part]]:
 
 
 def _encode(batch: list[Part], tokenizer: TextTokenizer | None) -> list[Part]:
-    places = [i for i, part in enumerate(batch) if isinstance(part.content, str)]
-    if not places:
+    texts = [i for i, part in enumerate(batch) if isinstance(part.content, str)]
+    if not texts:
         return batch
     if tokenizer is None:
-        raise InvalidValueError(f"{batch[places[0]].place}: text needs --tokenizer")
+        raise InvalidValueError(f"{batch[texts[0]].location}: text needs --tokenizer")
     encoded = batch.copy()
-    ids = tokenizer.encode([batch[i].content for i in places])
-    for i, tokens in zip(places, ids, strict=True):
+    ids = tokenizer.encode([batch[i].content for i in texts])
+    for i, tokens in zip(texts, ids, strict=True):
         encoded[i] = batch[i]._replace(content=np.array(tokens, np.int32))
     return encoded

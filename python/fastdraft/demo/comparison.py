@@ -99,8 +99,8 @@ class RecordingEngine(Engine):
             tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
             sources = [*map(origin_of, draft.sources.tolist())]
             accepted = accepted_path(tokens, parents, emitted)
-            chances = draft.probabilities.tolist()
-            self.steps.append(Step(tokens, parents, sources, chances, accepted, emitted))
+            probabilities = draft.probabilities.tolist()
+            self.steps.append(Step(tokens, parents, sources, probabilities, accepted, emitted))
         super().observe_batch(requests, emitted_ids, offsets, **options)
 
 
@@ -164,7 +164,7 @@ def greedy_options(model: Any) -> dict[str, Any]:
 def counting_forwards(
     model: Any, watch: Callable[[int], object] | None = None
 ) -> Iterator[list[None]]:
-    """Yields a list that grows by one item with each forward of `model`, which `watch` is told."""
+    """Yields a list that grows by an item with each forward of `model`; `watch` gets its length."""
     forwards: list[None] = []
 
     def count(*_: Any) -> None:
@@ -181,8 +181,9 @@ def counting_forwards(
 
 @torch.inference_mode()
 def is_near_tie(model: Any, inputs: Any, expected: Sequence[int], tokens: Sequence[int]) -> bool:
-    """Whether rounding explains that `tokens` parts from `expected`: where it does, both tokens are
-    the most probable one, within the rounding of the model's type. What follows is not judged."""
+    """True if rounding explains the first difference between `tokens` and `expected`: both tokens
+    are the most probable one, within the rounding of the model's type. Later ones are not judged.
+    """
     at = accepted_prefix(expected, tokens)
     if at in (len(expected), len(tokens)):
         return False  # one ends where the other goes on
@@ -196,7 +197,7 @@ def is_near_tie(model: Any, inputs: Any, expected: Sequence[int], tokens: Sequen
 
 
 SECONDS, ROUNDS = 40, 3
-"""Of a processor, and runs of each mode: when a request has been measured well enough."""
+"""The time on a processor, and the runs of each mode, after which a request is measured enough."""
 
 EQUAL, TIE, DIFFERENT = "equal", "equal up to ties", "DIFFERENT"
 """Verdicts, from the best to the worst."""
@@ -224,7 +225,7 @@ class Comparison:
         return runs[len(runs) // 2]
 
     def trace(self, target: Target) -> Trace:
-        """What happened at each step of fastdraft's median run."""
+        """The steps of fastdraft's median run."""
         found = self.median(Mode.FASTDRAFT).trace
         assert found is not None
         return replace(
@@ -238,7 +239,7 @@ class Comparison:
 
     @property
     def is_exact(self) -> bool:
-        """Whether fastdraft's output is the plain one, up to a near-tie."""
+        """True if fastdraft's output is the plain one, up to a near-tie."""
         return self.verdicts[Mode.FASTDRAFT] != DIFFERENT
 
 
@@ -265,8 +266,8 @@ def compare(
 ) -> Comparison:
     """Runs one request in every mode, says how each run went, and judges the outputs.
 
-    Modes take turns, so that a busy moment does not hit one mode alone. Without `repeats` there are
-    up to 3 rounds, and no further one where `clock` would pass 40 seconds.
+    Modes take turns, so that other work on the machine does not slow one mode alone. Without
+    `repeats` there are up to 3 rounds, and no further one where `clock` would pass 40 seconds.
     """
     model = target.model
     inputs = target.encode(request.prompt, request.answer_start, max_new_tokens=max_new_tokens)
@@ -309,12 +310,12 @@ def compare(
     return Comparison(request, inputs["input_ids"].shape[1], runs, verdicts)
 
 
-# Of fewer, all outcomes together hold the median less often than 95 times in 100.
+# The range of fewer runs holds the median less often than 95 times in 100.
 RUNS_FOR_INTERVAL = 6
 
 
 def show(console: Console, target: Target, comparison: Comparison) -> None:
-    """Prints the text of one request, coloured by where its tokens came from, and its table."""
+    """Prints the text of one request, coloured by the origin of its tokens, and its table."""
     trace = comparison.trace(target)
     stats = trace.stats
     counts = {"context": 0, "prediction": 0, **Counter(trace.origins)}
@@ -357,7 +358,7 @@ def _speedup(comparison: Comparison, mode: Mode) -> str:
 
 
 def as_json(target: Target, comparison: Comparison) -> dict[str, Any]:
-    """What was measured of one request, for a JSON file; times in seconds."""
+    """The measurements of one request, for a JSON file; times in seconds."""
     modes: dict[str, Any] = {}
     for mode, runs in comparison.runs.items():
         run = comparison.median(mode)

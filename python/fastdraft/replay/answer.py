@@ -56,7 +56,7 @@ def sentence(result: ReplayResult) -> str:
 
 
 def families_table(results: Sequence[ReplayResult]) -> Table:
-    """What was counted in each family, and the speed of each result."""
+    """The counts of each family, and the speed of each result."""
     first = results[0]
     rows = []
     for name, family in first.families.items():

@@ -38,7 +38,7 @@ __all__ = ["Reader"]
 Json = dict[str, Any]
 
 _BAD = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What values of other shapes than a row says raise; RecordError is a ValueError."""
+"""Errors that a value of another shape than its row's raises; RecordError is a ValueError."""
 MOST_TEXT = 1 << 25
 """The longest prompt or answer, in characters: about eight million tokens."""
 
@@ -75,7 +75,7 @@ class Reader:
         self._seen: set[bytes] = set()
         self._parts: dict[Any, tuple[Asked | None, list[Answer] | None, str]] = {}
         self._ended: dict[bytes, str] = {}
-        self._place, self._knows, self._file_calls = "", False, 0
+        self._location, self._knows, self._file_calls = "", False, 0
         self._begin_file()
 
     def _begin_file(self) -> None:
@@ -93,11 +93,11 @@ class Reader:
 
     def __call__(self, line: JsonLine) -> list[Json]:
         """The fields of a line's records; what is none is counted."""
-        self._place, self._knows = line.place, False
+        self._location, self._knows = line.location, False
         value: Any = None
         if line.text.lstrip()[:1] in (b"{", b"["):
             with suppress(RecordError):
-                value = parse_value(line.text, line.place)
+                value = parse_value(line.text, line.location)
         is_text = value is None
         found: list[Json] = []
         try:
@@ -107,22 +107,22 @@ class Reader:
             self._fail(error)
         if not self._knows:
             has = ", ".join(value) if isinstance(value, dict) else short(value)
-            self.leave_out("no model call", f"{line.place}, which has {has or 'nothing':.80}")
+            self.leave_out("no model call", f"{line.location}, which has {has or 'nothing':.80}")
         return found
 
     def _fail(self, error: Exception) -> None:
         """Leaves out what is not understood."""
         self._knows = True
-        told = str(error) if isinstance(error, RecordError) else f"{error!r:.100}"
-        told = "nested too deeply" if isinstance(error, RecursionError) else told
-        place = "" if told.startswith(self._place) else f"{self._place}: "
-        self.leave_out("not JSON" if "not JSON" in told else "not understood", f"{place}{told}")
+        text = str(error) if isinstance(error, RecordError) else f"{error!r:.100}"
+        text = "nested too deeply" if isinstance(error, RecursionError) else text
+        location = "" if text.startswith(self._location) else f"{self._location}: "
+        self.leave_out("not JSON" if "not JSON" in text else "not understood", f"{location}{text}")
 
     def end(self) -> list[Json]:
         """The fields of the records that were complete only where the file ended."""
-        calls = [(call, self._place) for call in self._open.values()]
+        calls = [(call, self._location) for call in self._open.values()]
         calls += [
-            (call, self._place)
+            (call, self._location)
             for _, half, answers in self._server.end()
             for call in self._answered(half or Asked(), answers or ())
         ]
@@ -130,39 +130,39 @@ class Reader:
             calls, self._aside = self._aside, []
         self._drop_aside()
         found: list[Json] = []
-        for call, self._place in calls:
+        for call, self._location in calls:
             found += self._recorded(call)
         self._begin_file()
         return found
 
     def _drop_aside(self) -> None:
-        for _, place in self._aside:
-            self.leave_out("not a model's call, but around one", place)
+        for _, location in self._aside:
+            self.leave_out("not a model's call, but around one", location)
         self._aside = []
 
     def refusal(self, path: Path) -> str:
-        """What to do with a file in which there was no call."""
+        """The message for a file without calls, with advice where its form is known."""
         begin = b""
         if path.is_file():  # a pipe has been read
             with suppress(OSError), path.open("rb") as file:
                 begin = file.read(1 << 16)
         advice = next((text for sign, text in _ADVICE if sign(path.name, begin)), "")
         known = ", ".join(dict.fromkeys(row.name for row in ROWS))
-        told = "; ".join(self.told()[1:]) or "it is empty"
+        found = "; ".join(self.summary()[1:]) or "it is empty"
         return (
-            f"no model call in it ({told}). {advice}Forms that are read: {known}; others by --map"
+            f"no model call in it ({found}). {advice}Forms that are read: {known}; others by --map"
         )
 
-    def told(self) -> list[str]:
-        """What was read and what was not, in sentences."""
+    def summary(self) -> list[str]:
+        """Sentences that count the calls that were read, and what was left out."""
         left_out = dict(self.left_out)
-        for half, answers, place in self._parts.values():
+        for half, answers, location in self._parts.values():
             reason = "no answer" if answers is None else "no request"
-            count, first = left_out.get(reason, (0, place))
+            count, first = left_out.get(reason, (0, location))
             left_out[reason] = count + 1, first
             assert half is None or answers is None
         share = f"{self.from_ids / self.calls:.0%}" if self.calls else "none"
-        found = [f"{self.calls:,} model calls; {share} of the answers came as token ids"]
+        found = [f"{self.calls:,} model calls; {share} of the answers are token ids"]
         if self.duplicates:
             found.append(f"dropped: {self.duplicates:,} that were there twice")
         for reason, (count, first) in left_out.items():
@@ -224,7 +224,7 @@ class Reader:
     def _of_row(self, row: Row, value: Json) -> Iterator[_Call]:
         kind = str(search(row.kind, value) or "").lower()
         if kind in NO_CALLS:
-            self.leave_out("no model call", f"{self._place}, of the kind {kind}")
+            self.leave_out("no model call", f"{self._location}, of the kind {kind}")
             return
         name, session, model = (search(each, value) for each in (row.id, row.session, row.model))
         if row.conversation:
@@ -250,21 +250,23 @@ class Reader:
             half = Asked()  # the answer has the ids of both
         if half is None:
             if kind in AROUND or not answers:
-                self.leave_out("no model call", f"{self._place}, which has {', '.join(value):.80}")
+                self.leave_out(
+                    "no model call", f"{self._location}, which has {', '.join(value):.80}"
+                )
                 return
             raise RecordError("a request holds no messages and no prompt")
         if not answers:
             if kind not in AROUND:
-                self.leave_out("no answer", self._place)
+                self.leave_out("no answer", self._location)
             return
         found = self._answered(half, answers, name, session, model)
         if kind not in AROUND:
             self._drop_aside()
             yield from found
         elif half.messages is not None and not self._file_calls:
-            self._aside += [(call._replace(id=None), self._place) for call in found]
+            self._aside += [(call._replace(id=None), self._location) for call in found]
         else:
-            self.leave_out("not a model's call, but around one", self._place)
+            self.leave_out("not a model's call, but around one", self._location)
 
     def _half(
         self, key: Any, half: Asked | None, answers: list[Answer] | None, **names: Any
@@ -274,11 +276,11 @@ class Reader:
         half = half if half is not None else before[0]
         answers = answers if answers is not None else before[1]
         if half is None or answers is None:
-            self._parts[key] = half, answers, self._place
+            self._parts[key] = half, answers, self._location
         elif answers:
             yield from self._answered(half, answers, **names)
         else:
-            self.leave_out("no answer", self._place)
+            self.leave_out("no answer", self._location)
 
     def _answered(
         self, half: Asked, answers: Sequence[Answer], name: Any = None, session: Any = None,
@@ -312,7 +314,7 @@ class Reader:
         yield _Call(
             Asked([], tools=tools_of(tools)),
             Answer(messages=messages),
-            session=session or self._place,
+            session=session or self._location,
         )
 
     def _turn(self, item: Any, parent: Any, own: Any, session: Any) -> Iterator[_Call]:
@@ -339,7 +341,7 @@ class Reader:
             at = len(said)
             while at and _is_answer(said[at - 1]):
                 at -= 1
-            names = session or own or self._place.rpartition(",")[0]
+            names = session or own or self._location.rpartition(",")[0]
             self._open[after] = _Call(
                 Asked(said[:at]), Answer(messages=said[at:]), own, names, _model(item)
             )
@@ -372,7 +374,7 @@ class Reader:
             history += [] if message is None else [message]
             run = []
         if not number:
-            self.leave_out("no answer", self._place)
+            self.leave_out("no answer", self._location)
 
     def _recorded(self, call: _Call) -> Iterator[Json]:
         """The records of a call; of what fails the others are kept."""
@@ -395,7 +397,7 @@ class Reader:
 
     def _checked(self, fields: Json, model: Any, *, is_own: bool = False) -> Iterator[Json]:
         try:
-            check_record(fields, self._place)
+            check_record(fields, self._location)
             yield from self._counted(fields, model, is_own=is_own)
         except _BAD as error:
             self._fail(error)
@@ -454,21 +456,21 @@ class Reader:
             said.update(_digested(message))
             keys.append(said.digest())
         earlier = (self._ended.pop(key, None) for key in reversed(keys))
-        session = next((each for each in earlier if each is not None), self._place)
+        session = next((each for each in earlier if each is not None), self._location)
         answered = answer.messages or [{"role": "assistant", "content": answer.text or ""}]
         said.update(_digested(_merged(answered)))
         self._ended[said.digest()] = session
         return session
 
     def _server_calls(self, line: JsonLine) -> Iterator[_Call]:
-        """What a line of text says that a server or an agent logs."""
+        """The calls in a line of text that a server or an agent logs."""
         found = self._server.read(line.text.decode("utf-8", "replace"))
         if found is None:
             if self._server.is_known:
                 self._knows = True
                 return
             raise RecordError(
-                f"{line.place}: not JSON: {short(line.text.decode('utf-8', 'replace').strip())}"
+                f"{line.location}: not JSON: {short(line.text.decode('utf-8', 'replace').strip())}"
             )
         self._knows = True
         for key, half, answers in found:
@@ -480,7 +482,7 @@ class Reader:
 
 
 def _is_record(value: Json) -> bool:
-    """Whether it is a record of fastdraft's own."""
+    """True for a record of fastdraft's own."""
     return all(
         isinstance(value.get(name), str) or isinstance(value.get(f"{name}_ids"), list)
         for name in ("prompt", "output")
@@ -496,7 +498,7 @@ def _is_same(one: Json, other: Json) -> bool:
 
 
 def _digested(message: Json) -> bytes:
-    """What tells a message from others, however it is written."""
+    """A key that is equal for equal messages, however they are written."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     return json.dumps([message["role"], message["content"], calls], sort_keys=True).encode()
 

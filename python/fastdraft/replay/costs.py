@@ -1,4 +1,4 @@
-"""What draft tokens cost on a GPU, computed from its bandwidth and its arithmetic.
+"""The cost of draft tokens on a GPU, computed from its bandwidth and its arithmetic.
 
 A step reads the weights once and computes all its tokens. A draft token adds arithmetic, and in a
 mixture of experts the weights of experts that no other token chose: the first ones are dear, later

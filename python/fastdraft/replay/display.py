@@ -1,4 +1,4 @@
-"""What commands show in a terminal: progress, tables, and text coloured by where it came from."""
+"""Terminal output of commands: progress, tables, and text coloured by the origin of its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastdraft.replay.trace import DRAFT, TARGET
 
 __all__ = ["heading", "plain", "progress", "show_origins", "table", "waiting"]
 
-# A style where there are colours, told by more than the colour; brackets elsewhere.
+# A style where there are colours, which differs by more than the colour; brackets elsewhere.
 LOOKS = {
     TARGET: ("", "", ""),
     "context": ("black on green", "⟦", "⟧"),
@@ -54,7 +54,7 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
 
 def waiting(description: str) -> AbstractContextManager[object]:
     """Shows on standard error that something takes its time: on a terminal until it is done."""
-    # What runs meanwhile may redirect standard error.
+    # The code that runs meanwhile may redirect standard error.
     console = Console(file=sys.stderr)
     if console.is_terminal:
         return console.status(description)

@@ -1,4 +1,4 @@
-"""What lies around model calls in logs: the table of forms.
+"""The forms of logs: a table of what lies around model calls.
 
 A tracer, an agent or a trainer that writes another form is one more row.
 """
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """What lies around a call. All but `name` and `has` are JMESPath expressions.
+    """One form of log. All but `name` and `has` are JMESPath expressions.
 
     Attributes:
         name: What writes it.
@@ -29,10 +29,10 @@ class Row(NamedTuple):
         kind: What sort of thing it says it is; only models' calls count.
         request, answer: The two parts of a call. With `join`, either may be null: the parts with
             the same value of `join` are one call.
-        conversation: In place of these, messages, of which each of the model's is an answer.
-        turn: In place of these, a message that goes on a conversation: the one of `parent`, or of
+        conversation: Instead of these, messages, of which each of the model's is an answer.
+        turn: Instead of these, a message that goes on a conversation: the one of `parent`, or of
             `session`, or of the file.
-        within: In place of these, where to look for calls.
+        within: Instead of these, where to look for calls.
         id, session, model: The names of the call, of its conversation and of the model.
     """
 
@@ -60,7 +60,7 @@ _SPAN_ID: Final = '"gen_ai.response.id" || spanId || span_id || context.span_id'
 _SPAN_MODEL: Final = '"gen_ai.response.model" || "gen_ai.request.model" || "llm.model_name"'
 # fmt: off
 ROWS: Final = (
-    # Of several calls.
+    # These hold several calls.
     Row("Inspect", "events messages", "events[?event=='model']",
         within="events[?event=='model']"),
     Row("mini-swe-agent", "trajectory_format messages", session="null", conversation="messages["
@@ -197,7 +197,7 @@ AROUND: Final = {
 
 
 def search(expression: str, value: Json) -> Any:
-    """What a JMESPath expression finds; None for the empty one."""
+    """The value that a JMESPath expression finds; None for the empty expression."""
     return _compiled(expression).search(value) if expression else None
 
 
@@ -222,9 +222,9 @@ def flattened(value: Json) -> Json:
     if isinstance(events, list) and isinstance(value.get("attachments"), dict):
         value = {**value, "events": [_inspected(each, value) for each in events]}
         events = None
-    places = [value, *(events if isinstance(events, list) else ())]
+    holders = [value, *(events if isinstance(events, list) else ())]
     found: Json = {}
-    for each in places:
+    for each in holders:
         if isinstance(each, dict) and isinstance(each.get("attributes"), dict | list):
             found |= _attributes(each["attributes"])
     found = {**found, **value}
@@ -236,13 +236,13 @@ def flattened(value: Json) -> Json:
         name = name.removeprefix("attributes.")
         found.setdefault(name, content)
         if numbered := _NUMBERED.match(name):
-            place = nested.setdefault(numbered[1], {})
+            inner = nested.setdefault(numbered[1], {})
             *path, last = numbered[2].split(".")
             for step in path:
-                place = place.setdefault(step, {})
-                if not isinstance(place, dict):
+                inner = inner.setdefault(step, {})
+                if not isinstance(inner, dict):
                     raise RecordError(f"{name} lies within a value that is none")
-            place[last] = content
+            inner[last] = content
     found |= {name: _listed(content) for name, content in nested.items()}
     for whole, part in (("input.value", "messages"), ("output.value", "choices")):
         inner = opened(found.get(whole))  # OpenInference has the whole bodies beside the messages

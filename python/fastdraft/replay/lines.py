@@ -54,7 +54,7 @@ class JsonLine(NamedTuple):
 
     number: int
     """Counted from 1."""
-    place: str
+    location: str
     """File and line, for messages."""
     text: bytes
     bytes: int
@@ -62,8 +62,8 @@ class JsonLine(NamedTuple):
 
     @property
     def value(self) -> dict[str, Any]:
-        """What it holds. Raises RecordError where that is no JSON object."""
-        return parse_object(self.text, self.place)
+        """The JSON object of the line. Raises RecordError where it holds none."""
+        return parse_object(self.text, self.location)
 
 
 def family_files(paths: Sequence[Path], *, of_any_form: bool = False) -> dict[str, Path]:
@@ -148,7 +148,7 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
 
 
 def _parts(file: io.BufferedReader, path: Path) -> tuple[str, Iterator[bytes]]:
-    """What the parts of a file are called, and the parts."""
+    """The parts of a file, each with its name."""
     begin = file.peek(4)
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         text = file.read(MOST_BYTES)
@@ -200,7 +200,7 @@ def _items(file: IO[bytes], path: Path, text: str = "") -> Iterator[bytes]:
                     break
                 yield text[at:end].encode()
                 at, size = end, 1 << 20
-            # What is longer than a part is not read again for each part that it takes.
+            # An item longer than a part is not scanned again with each part.
             size = max(size, len(text) - at)
             if size > MOST_BYTES:
                 raise RecordError(f"{path}: a value has more than {MOST_BYTES:,} bytes")
@@ -216,7 +216,7 @@ def _items(file: IO[bytes], path: Path, text: str = "") -> Iterator[bytes]:
 
 
 def _between(text: str, at: int) -> int:
-    """Where the next item begins."""
+    """The offset at which the next item begins."""
     while at < len(text) and text[at] in " \t\r\n,":
         at += 1
     return at
@@ -272,28 +272,28 @@ def zstd_module() -> Any:
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
-def parse_value(text: bytes | str, place: str) -> Any:
-    """A JSON value. Raises RecordError, which begins with `place`."""
+def parse_value(text: bytes | str, location: str) -> Any:
+    """A JSON value. Raises RecordError, which begins with `location`."""
     try:
         value = json.loads(text)
         # JSON may hold one half of a surrogate pair, which no tokenizer and no file takes.
         if re.search(rb"\\u[dD]", text.encode() if isinstance(text, str) else text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise RecordError(f"{place}: a string holds half a surrogate pair") from error
+        raise RecordError(f"{location}: a string holds half a surrogate pair") from error
     except ValueError as error:
-        raise RecordError(f"{place}: not JSON: {error}") from error
+        raise RecordError(f"{location}: not JSON: {error}") from error
     except RecursionError as error:
-        raise RecordError(f"{place}: nested too deeply") from error
+        raise RecordError(f"{location}: nested too deeply") from error
     return value
 
 
-def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
-    """A JSON object. Raises RecordError, which begins with `place`."""
-    value = parse_value(text, place)
+def parse_object(text: bytes | str, location: str) -> dict[str, Any]:
+    """A JSON object. Raises RecordError, which begins with `location`."""
+    value = parse_value(text, location)
     if not isinstance(value, dict):
         raise RecordError(
-            f"{place}: expected a JSON object, got {type(value).__name__} {short(value)}"
+            f"{location}: expected a JSON object, got {type(value).__name__} {short(value)}"
         )
     return value
 

@@ -1,4 +1,4 @@
-"""What every measurement is kept with: the machine, the versions, and a file of its results."""
+"""The record of a measurement: the machine, the versions, and a file of its results."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _ROLES: Final = {
     **dict.fromkeys(("system", "developer", "SystemMessage"), "system"),
     **dict.fromkeys(("tool", "function", "ToolMessage", "FunctionMessage"), "tool"),
 }
-"""What interfaces call the four roles."""
+"""The names that interfaces give the four roles."""
 _TEXTS: Final = ("text", "content", "thinking", "reasoning", "refusal", "value", "summary")
 _THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking", "thought")
 _CALL_IDS: Final = ("call_id", "tool_call_id", "toolCallId", "toolUseId", "tool_use_id", "id")
@@ -46,7 +46,7 @@ _RESULTS: Final = ("tool_result", "tool_call_response", "tool-result")
 
 
 class Asked(NamedTuple):
-    """What a model was given: messages, text, or token ids; of several prompts each has choices."""
+    """The input of a model: messages, text, or token ids; of several prompts each has choices."""
 
     messages: list[Json] | None = None
     prompts: Sequence[str] = ()
@@ -97,7 +97,7 @@ def text_of(value: Any) -> str:
 
 
 def is_message(item: Any) -> bool:
-    """Whether it is a message, or an item of one, in any interface's form."""
+    """True for a message, or an item of one, in any interface's form."""
     return isinstance(item, dict) and (
         _role(item) is not None or str(item.get("type")).endswith(("_call", "_call_output"))
     )
@@ -164,8 +164,8 @@ def _messages(item: Any, role: str | None) -> Iterator[Json]:
         each: [] for each in ("text", "thought", "call", "result", "other")
     }
     for part in content if isinstance(content, list) else [content]:
-        what, told = _part(part)
-        held[what] += [told] if told else []
+        part_kind, value = _part(part)
+        held[part_kind] += [value] if value else []
     yield from held["result"]
     extra = item.get("additional_kwargs")
     for named in (item, extra if isinstance(extra, dict) else {}):
@@ -195,7 +195,7 @@ def _messages(item: Any, role: str | None) -> Iterator[Json]:
 
 
 def _part(part: Any) -> tuple[str, Any]:
-    """What a part of a content is, and what it says. Raises RecordError."""
+    """The kind of a part of a content, and its text. Raises RecordError."""
     if part is None or isinstance(part, str):
         return "text", part
     if not isinstance(part, dict):
@@ -279,7 +279,7 @@ _SHAPES: Final = {*_REQUESTS, *_ANSWERS, "role", "body", "lc"}
 
 
 def asked(value: Any) -> Asked | None:
-    """What a request in any interface's form asks; None where it is no request."""
+    """The prompt of a request in any interface's form; None where it is no request."""
     value = opened(value)
     if isinstance(value, str):
         return Asked(prompts=[value])
@@ -449,20 +449,21 @@ def _streamed(events: Iterable[Json]) -> Json:
             for part in event.get("choices") or ():
                 whole = found.setdefault(part.get("index") or 0, {})
                 delta = {"role": "assistant", "content": "", **(part.get("delta") or {})}
-                told = {"message": delta} if "delta" in part else {"text": part.get("text") or ""}
-                told |= {"token_ids": part["token_ids"]} if part.get("token_ids") else {}
-                _extend(whole, told)
+                piece = {"message": delta} if "delta" in part else {"text": part.get("text") or ""}
+                if part.get("token_ids"):
+                    piece["token_ids"] = part["token_ids"]
+                _extend(whole, piece)
     if found:
         body["choices"] = [choice for _, choice in sorted(found.items())]
     return body
 
 
 _WHOLE: Final = ("role", "type", "id", "name", "index", "format")
-"""What a stream says once, or again and again, but not in pieces."""
+"""Fields that a stream sends whole, once or repeatedly, not in pieces."""
 
 
 def _extend(whole: Json, more: Json) -> None:
-    """Adds what an event brings to what came before it."""
+    """Adds an event to those before it."""
     for name, value in more.items():
         before: Any = whole.get(name)
         if value is None:

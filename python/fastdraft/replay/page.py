@@ -18,7 +18,7 @@ TEMPLATE = Path(__file__).parent / "page.html"
 MOST_TOKENS = 12_000
 """The output tokens on one page, of all requests together: mostly less than 1 MB, 4 MB at most."""
 MOST_PROMPT_TOKENS = 4_000
-"""Of a longer prompt its end is shown."""
+"""The longest prompt that is shown whole; of a longer one the page shows the end."""
 
 
 def choose(
@@ -31,11 +31,11 @@ def choose(
     """
     chosen: dict[str, set[str]] = {name: set() for name in families}
     left = most
-    for place in range(max(map(len, families.values()), default=0)):
+    for index in range(max(map(len, families.values()), default=0)):
         for name, records in families.items():
-            if place < len(records) and len(records[place].output_ids) <= left:
-                chosen[name].add(records[place].id)
-                left -= len(records[place].output_ids)
+            if index < len(records) and len(records[index].output_ids) <= left:
+                chosen[name].add(records[index].id)
+                left -= len(records[index].output_ids)
     if families and not any(chosen.values()):
         name, records = next(iter(families.items()))
         chosen[name].add(records[0].id)
@@ -103,8 +103,8 @@ def _step(
         found["d"] = draft_texts(step, last[0] if last else None, decode)
         found["s"] = [ORIGINS.index(source) for source in step.sources]
         found["a"] = step.accepted
-        if step.chances is not None:
-            found["c"] = [round(100 * chance) for chance in step.chances]
+        if step.probabilities is not None:
+            found["c"] = [round(100 * probability) for probability in step.probabilities]
         if not step.is_chain:
             found["p"] = step.parents
     return found

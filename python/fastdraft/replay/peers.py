@@ -64,8 +64,8 @@ class PeerRequest:
     """For each token of the draft the index of its parent, -1 for the text's last token; None for
     a drafter of chains."""
     sources: Callable[[Any], list[str]] | None = None
-    """Where each token of the draft was found, where the drafter tells."""
-    chances: Callable[[Any], list[float]] | None = None
+    """The source of each token of a draft; None if the drafter does not report it."""
+    probabilities: Callable[[Any], list[float]] | None = None
     """The estimated probability that each token of the draft and all before it on its path are
     accepted, where the drafter estimates it."""
     finish: Callable[[], object] = _nothing
@@ -110,7 +110,7 @@ class EnginePeer(Peer):
         curve: Sequence[float] | None = None,
     ) -> None:
         """`stores` are the live datastores that the engine was given; their bytes count. `curve`
-        is the time of a step of 1, 2, ... tokens, in place of the engine's token cost."""
+        is the time of a step of 1, 2, ... tokens, instead of the engine's token cost."""
         self.engine = engine
         self._propose: Callable[[Any], Any] = engine.propose
         if curve is not None:
@@ -131,7 +131,7 @@ class EnginePeer(Peer):
             tokens=lambda draft: draft.tolist(),
             parents=lambda draft: draft.parents.tolist(),
             sources=lambda draft: [*map(origin_of, draft.sources.tolist())],
-            chances=(lambda draft: draft.probabilities.tolist()) if estimates else None,
+            probabilities=(lambda draft: draft.probabilities.tolist()) if estimates else None,
             finish=partial(engine.finish, request),
         )
 

@@ -1,4 +1,4 @@
-"""What `--show` prints of a request, as a self-contained SVG image."""
+"""The text that `--show` prints of a request, as a self-contained SVG image."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ font-size: {char_height}px }}
 
 
 def picture(trace: Trace) -> str:
-    """The output of a request as an SVG image, coloured by where its tokens came from."""
+    """The output of a request as an SVG image, coloured by the origin of its tokens."""
     console = Console(
         record=True, file=io.StringIO(), width=COLUMNS, highlight=False, emoji=False,
         force_terminal=True, color_system="standard", legacy_windows=False,

@@ -67,7 +67,7 @@ class Speeds(NamedTuple):
 
 
 class PlotError(FastdraftError, ValueError):
-    """An image of a format that cannot be drawn, or a place where none can be written."""
+    """An image of a format that cannot be drawn, or a path that cannot be written."""
 
 
 def check_image(path: Path) -> None:
@@ -144,7 +144,7 @@ def speeds_figure(runs: Sequence[Speeds]) -> Figure:
     first = runs[0].families
     names = sorted(first, key=lambda name: first[name])
     looks = look_of([run.name for run in runs])
-    places = {name: place for place, name in enumerate(names)}
+    indices = {name: index for index, name in enumerate(names)}
     figure = Figure(
         figsize=(2 + max(6.0, 3.2 * len(costs)), 1.9 + 0.27 * len(names)), layout="constrained"
     )
@@ -152,14 +152,14 @@ def speeds_figure(runs: Sequence[Speeds]) -> Figure:
     for cost, axes in zip(costs, panels, strict=True):
         here = [run for run in runs if run.token_cost == cost]
         every = [speed for run in here for speed in run.families.values()]
-        for name, place in places.items():
+        for name, index in indices.items():
             speeds = [run.families[name] for run in here if name in run.families]
-            axes.plot([min(speeds), max(speeds)], [place] * 2, color="#d0d7de", lw=2, zorder=1)
+            axes.plot([min(speeds), max(speeds)], [index] * 2, color="#d0d7de", lw=2, zorder=1)
         for depth, run in enumerate(here):
             shared = [name for name in names if name in run.families]
             axes.plot(
                 [run.families[name] for name in shared],
-                [places[name] for name in shared],
+                [indices[name] for name in shared],
                 linestyle="none",
                 markersize=6,
                 label=run.name,
@@ -177,7 +177,7 @@ def speeds_figure(runs: Sequence[Speeds]) -> Figure:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.grid(axis="x")
         axes.set_axisbelow(True)
-    panels[0].set_yticks(list(places.values()), list(places))
+    panels[0].set_yticks(list(indices.values()), list(indices))
     panels[0].set_ylim(-0.7, len(names) - 0.3)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=min(6, len(labels)))

@@ -73,11 +73,11 @@ class Convert(Protocol):
         ...
 
     def leave_out(self, reason: str, example: str) -> None:
-        """Told of a file that is damaged from some place on."""
+        """Called with the error of a file that is damaged from some line on."""
         ...
 
     def refusal(self, path: Path) -> str:
-        """What to do with a file without records."""
+        """The message for a file without records."""
         ...
 
 
@@ -157,9 +157,9 @@ class RecordWriter:
         self.close()
 
 
-def check_record(record: dict[str, Any], place: str) -> None:
-    """Raises RecordError, which begins with `place`, where the fields are not those of a record."""
-    _checked(record, place, "")
+def check_record(record: dict[str, Any], location: str) -> None:
+    """Raises RecordError, which begins with `location`, if the fields are not those of a record."""
+    _checked(record, location, "")
 
 
 def read_families(
@@ -244,10 +244,10 @@ def read_family(
             records.append(record)
         batch.clear()
 
-    def take(found: Iterable[dict[str, Any]], place: str, number: int) -> None:
+    def take(found: Iterable[dict[str, Any]], location: str, number: int) -> None:
         nonlocal size
         for at, fields in enumerate(found):
-            each = _checked(fields, place, f"{number}/{at}" if at else str(number))
+            each = _checked(fields, location, f"{number}/{at}" if at else str(number))
             if not references:
                 each.parts.pop("reference", None)
             batch.append(each)
@@ -260,7 +260,7 @@ def read_family(
     try:
         for line in parse_lines(path):
             number = line.number
-            take([line.value] if convert is None else convert(line), line.place, number)
+            take([line.value] if convert is None else convert(line), line.location, number)
             if on_line is not None:
                 on_line(line.bytes)
     except RecordError as error:
@@ -274,7 +274,7 @@ def read_family(
 
 
 class _Line(NamedTuple):
-    """What one line says, checked; text is not tokenised yet."""
+    """The checked fields of one line; text is not tokenised yet."""
 
     id: str
     parts: dict[str, str | Ids]
@@ -288,57 +288,59 @@ class _Line(NamedTuple):
         return [part for part in self.parts.values() if isinstance(part, str)]
 
 
-def _checked(record: dict[str, Any], place: str, name: str) -> _Line:
-    """Checks one record. `place` names it in errors, `name` is its id where it has none."""
-    found = {kind: _text_or_ids(record, kind, place) for kind in ("prompt", "output", "reference")}
+def _checked(record: dict[str, Any], location: str, name: str) -> _Line:
+    """Checks one record. `location` names it in errors, `name` is its id where it has none."""
+    found = {
+        kind: _text_or_ids(record, kind, location) for kind in ("prompt", "output", "reference")
+    }
     parts = {kind: part for kind, part in found.items() if part is not None}
     for kind in ("prompt", "output"):
         if kind not in parts:
             has = ", ".join(record) or "nothing"
-            raise RecordError(f"{place}: {kind!r} or '{kind}_ids' is missing; it has {has}")
+            raise RecordError(f"{location}: {kind!r} or '{kind}_ids' is missing; it has {has}")
     span = record.get("reference_span")
     if "reference" not in parts and span is not None:
-        parts["reference"] = _cut(record.get("prompt"), span, place)
+        parts["reference"] = _cut(record.get("prompt"), span, location)
     names = [record.get(field) for field in ("id", "session")]
     for field, value in zip(("id", "session"), names, strict=True):
         if not isinstance(value, str | int | float | None):
-            raise RecordError(f"{place}: {field} must be a string, got {short(value)}")
+            raise RecordError(f"{location}: {field} must be a string, got {short(value)}")
     own_name, session = (None if value is None else str(value) for value in names)
     mode = record.get("prompt_mode")
     if mode not in (None, "append"):
-        raise RecordError(f"{place}: prompt_mode must be 'append' or missing, got {mode!r}")
+        raise RecordError(f"{location}: prompt_mode must be 'append' or missing, got {mode!r}")
     if mode == "append" and session is None:
-        raise RecordError(f"{place}: prompt_mode 'append' needs a session, which is missing")
+        raise RecordError(f"{location}: prompt_mode 'append' needs a session, which is missing")
     return _Line(name if own_name is None else own_name, parts, session, mode == "append")
 
 
-def _text_or_ids(record: dict[str, Any], kind: str, place: str) -> str | Ids | None:
+def _text_or_ids(record: dict[str, Any], kind: str, location: str) -> str | Ids | None:
     ids = record.get(f"{kind}_ids")
     if ids is not None:
         if not isinstance(ids, list) or not all(
             type(token) is int and 0 <= token < 2**31 for token in ids
         ):
             raise RecordError(
-                f"{place}: {kind}_ids must be a list of integers from 0 to 2^31 - 1, "
+                f"{location}: {kind}_ids must be a list of integers from 0 to 2^31 - 1, "
                 f"got {short(ids)}"
             )
         return np.array(ids, np.int32)
     text = record.get(kind)
     if text is not None and not isinstance(text, str):
-        raise RecordError(f"{place}: {kind} must be a string, got {short(text)}")
+        raise RecordError(f"{location}: {kind} must be a string, got {short(text)}")
     return text
 
 
-def _cut(prompt: Any, span: Any, place: str) -> str:
+def _cut(prompt: Any, span: Any, location: str) -> str:
     if not isinstance(prompt, str):
-        raise RecordError(f"{place}: reference_span needs the prompt's text, which is missing")
+        raise RecordError(f"{location}: reference_span needs the prompt's text, which is missing")
     if (
         not isinstance(span, list)
         or [type(end) for end in span] != [int, int]
         or not 0 <= span[0] <= span[1] <= len(prompt)
     ):
         raise RecordError(
-            f"{place}: reference_span must be [start, end) within the prompt's "
+            f"{location}: reference_span must be [start, end) within the prompt's "
             f"{len(prompt)} characters, got {short(span)}"
         )
     return prompt[span[0] : span[1]]

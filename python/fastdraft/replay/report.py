@@ -1,4 +1,4 @@
-"""What `fastdraft replay` prints."""
+"""The printed report of `fastdraft replay`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def show(console: Console, answer: str, tables: Sequence[Table]) -> None:
 
 
 def show_request(console: Console, trace: Trace, *, most_lines: int | None = None) -> None:
-    """Prints the output of a request by where it came from, and how many steps it took; of its
-    lines at most `most_lines`."""
+    """Prints at most `most_lines` lines of a request's output, coloured by the origin of the
+    tokens, and how many steps it took."""
     heading(console, f"{trace.name}: {trace.title}")
     show_origins(console, trace.parts(), Counter(trace.origins), most_lines=most_lines)
     console.print(trace.summary)

@@ -1,4 +1,4 @@
-"""What a replay found, as data."""
+"""The results of a replay, as data."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = [
 
 
 Cost = float | Sequence[float]
-"""What a draft token costs as a fraction of a step, or the time of a step by its tokens."""
+"""The cost of a draft token as a fraction of a step, or the time of a step by its tokens."""
 
 
 @dataclass(frozen=True)
 class FamilyResult:
-    """What a drafter did for the requests of one family.
+    """The counts of a drafter over the requests of one family.
 
     Attributes:
         requests: How many there were.
@@ -69,7 +69,7 @@ class FamilyResult:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a drafter did for all families.
+    """The counts of a drafter over all families.
 
     Attributes:
         drafter: Its name.
@@ -79,7 +79,7 @@ class ReplayResult:
         tree_budget: The most nodes of a tree; None for chains.
         at_once: How many requests ran at a time.
         families: The results by the families' names.
-        curve: In place of the token cost, the time of a step of 1, 2, ... tokens, as multiples of
+        curve: Instead of the token cost, the time of a step of 1, 2, ... tokens, as multiples of
             that of one token.
     """
 
@@ -93,7 +93,7 @@ class ReplayResult:
 
     @property
     def cost(self) -> Cost:
-        """What the speeds are modelled with."""
+        """The cost in the modelled speeds: `curve`, or else `token_cost`."""
         return self.token_cost if self.curve is None else self.curve
 
     def priced(self, cost: Cost | None = None) -> NDArray[np.float64]:
@@ -113,7 +113,7 @@ class ReplayResult:
 
     @property
     def geometric_mean(self) -> float:
-        """Of the families' modelled speeds."""
+        """The geometric mean of the families' modelled speeds."""
         return geometric_mean(self.speeds.values())
 
     @property
@@ -139,7 +139,7 @@ class ReplayResult:
 
     @property
     def title(self) -> str:
-        """What drafted, and how."""
+        """The settings of the drafter."""
         shape = f"{self.drafter_name}, lookahead {self.lookahead}"
         if self.tree_budget is not None:
             shape += f", trees of up to {self.tree_budget}"
@@ -165,7 +165,7 @@ class Table(NamedTuple):
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     note: str = ""
-    """What stands below."""
+    """A text below the table."""
 
     def html(self) -> str:
         """As HTML; all texts are escaped."""

@@ -204,7 +204,7 @@ def trace_request(
 
 
 class _Counts:
-    """What adds up over the requests of a family; times in nanoseconds, one a call."""
+    """The sums over the requests of a family; times in nanoseconds, one a call."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -241,7 +241,7 @@ class _Decoding:
     Attributes:
         record: What is replayed.
         done: How many tokens of its output have been emitted.
-        trace: Its steps; without sources and chances unless `is_traced`.
+        trace: Its steps; without sources and probabilities unless `is_traced`.
     """
 
     def __init__(
@@ -287,14 +287,14 @@ class _Decoding:
         self._request.observe(emitted)
         counts.observe_ns.append(time.perf_counter_ns() - started)
         counts.observed.append(len(emitted))
-        request, sources, chances = self._request, [DRAFT] * len(self._tokens), None
+        request, sources, probabilities = self._request, [DRAFT] * len(self._tokens), None
         if self._is_traced:
             if request.sources is not None:
                 sources = request.sources(self._proposal)
-            if request.chances is not None:
-                chances = request.chances(self._proposal)
+            if request.probabilities is not None:
+                probabilities = request.probabilities(self._proposal)
         self.trace.steps.append(
-            Step(self._tokens, list(self._parents), sources, chances, path, emitted)
+            Step(self._tokens, list(self._parents), sources, probabilities, path, emitted)
         )
         self.done += len(emitted)
 

@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 
 class Pieces:
-    """The text of the sample's tokens, in place of the tokenizer that they are of."""
+    """The text of the sample's tokens, instead of the tokenizer that they are of."""
 
     @cached_property
     def _content(self) -> dict[str, Any]:

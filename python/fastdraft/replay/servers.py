@@ -1,4 +1,4 @@
-"""What servers and agents write about calls into logs of text: vLLM, SGLang, llama.cpp, aider."""
+"""Model calls in the text logs of servers and agents: vLLM, SGLang, llama.cpp, aider."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class ServerLines:
         self._is_answered = False
 
     def read(self, line: str) -> list[Part] | None:
-        """What a line says of calls; None where it is of no server. Raises RecordError."""
+        """The parts of calls in a line; None where no server wrote it. Raises RecordError."""
         found: list[Part] | None = None
         if self._aider is not None or _AIDER.match(line):
             found = list(self._of_aider(line.rstrip("\r\n")))
-        elif told := "log_server_r" in line and _LLAMA.search(line):
-            found = self._of_llama(told[1], told[2].strip())
-        elif told := ": obj=" in line and _SGLANG.search(line):
-            found = _of_sglang(line[told.end() :]) if told[1] == "Finish" else []
-        elif told := ("equest " in line or "Generated " in line) and _VLLM.search(line):
-            found = self._of_vllm(told["asks"], told["says"], _fields(line[told.end() :]))
+        elif match := "log_server_r" in line and _LLAMA.search(line):
+            found = self._of_llama(match[1], match[2].strip())
+        elif match := ": obj=" in line and _SGLANG.search(line):
+            found = _of_sglang(line[match.end() :]) if match[1] == "Finish" else []
+        elif match := ("equest " in line or "Generated " in line) and _VLLM.search(line):
+            found = self._of_vllm(match["asks"], match["says"], _fields(line[match.end() :]))
         self.is_known |= found is not None
         return found
 
     def end(self) -> list[Part]:
-        """What the end of the file completes."""
+        """The parts of calls that are complete only at the end of the file."""
         return [] if self._aider is None else list(self._of_aider("TO LLM 0000-"))
 
     def _of_vllm(self, asks: str | None, says: str | None, fields: dict[str, Any]) -> list[Part]:

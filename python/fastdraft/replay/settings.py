@@ -20,7 +20,7 @@ _LOOKAHEAD = 16  # of those that do not act on the cost
 
 @dataclass(frozen=True)
 class Setting:
-    """What drafts in a replay, and how.
+    """The drafter of a replay, and its settings.
 
     Attributes:
         drafter: Its name.
@@ -28,7 +28,7 @@ class Setting:
         lookahead: Its longest draft.
         tree_budget: The most nodes of its trees, None for chains.
         make: Makes the drafter for a family whose longest request has the given number of tokens.
-        curve: In place of the cost, the time of a step of 1, 2, ... tokens.
+        curve: Instead of the cost, the time of a step of 1, 2, ... tokens.
     """
 
     drafter: str
@@ -68,7 +68,7 @@ def settings_of(
     Args:
         drafter: One of `DRAFTERS` or `PEERS`.
         token_costs: What a draft token costs, as fractions of a step.
-        curve: In place of these, the time of a step of 1, 2, ... tokens, as multiples of that of
+        curve: Instead of these, the time of a step of 1, 2, ... tokens, as multiples of that of
             one token.
         lookahead: Its longest draft; by default `DraftConfig`'s for the default drafter, 16 for all
             others, which draft as much whatever it costs.

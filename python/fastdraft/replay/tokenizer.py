@@ -65,7 +65,7 @@ class TextTokenizer:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it was needed so far."""
+        """True once the tokenizer has been needed."""
         return self._load.cache_info().currsize > 0
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:
@@ -83,7 +83,7 @@ class TextTokenizer:
         return text
 
     def fingerprint(self) -> bytes:
-        """What tells this tokenizer's token ids from another's."""
+        """A fingerprint, which differs from that of a tokenizer with other token ids."""
         return fingerprint(self._load())
 
     @cached_property
@@ -107,8 +107,8 @@ class TextTokenizer:
         return template, tokens
 
     def written(self, answer: dict[str, Any]) -> str:
-        """What a model writes of an answer where no template says how: thoughts and calls by the
-        marks that most models have."""
+        """The text of an answer where there is no template: thoughts and calls by the marks that
+        most models use."""
         thought = answer.get("reasoning_content")
         parts = [f"<think>\n{thought}\n</think>\n\n"] if thought else []
         parts.append(answer["content"])

@@ -1,4 +1,4 @@
-"""What happened at each step of a request: the draft, its probabilities and sources, acceptance.
+"""The steps of a request: the draft, its probabilities and sources, acceptance.
 
 Every picture of a request is drawn from a `Trace`: the coloured text in a terminal, as SVG and in a
 notebook, and the page in a browser. Importing this module needs numpy alone.
@@ -77,12 +77,12 @@ def accepted_path(
     A parent stands before its children, and siblings have different tokens. O(nodes).
     """
     path: list[int] = []
-    last, place, end = -1, done, len(output)
+    last, position, end = -1, done, len(output)
     for node, parent in enumerate(parents):
-        if parent == last and place < end and tokens[node] == output[place]:
+        if parent == last and position < end and tokens[node] == output[position]:
             path.append(node)
             last = node
-            place += 1
+            position += 1
     return path
 
 
@@ -99,8 +99,8 @@ class Step:
         token_ids: The draft's tokens; none where nothing was drafted.
         parents: For each token the index of its parent, -1 for the text's last token.
         sources: Where each token was found, of `ORIGINS`.
-        chances: For each token the estimated probability that it and all before it on its path are
-            accepted; None where the drafter does not estimate it.
+        probabilities: For each token the estimated probability that it and all before it on its
+            path are accepted; None where the drafter does not estimate it.
         accepted: The indices of the accepted tokens, from the root down.
         emitted: The tokens that the step added to the text: the accepted ones, and the target's own
             unless the output ended before.
@@ -109,25 +109,25 @@ class Step:
     token_ids: list[int]
     parents: list[int]
     sources: list[str]
-    chances: list[float] | None
+    probabilities: list[float] | None
     accepted: list[int]
     emitted: list[int]
 
     @property
     def origins(self) -> list[str]:
-        """Where each emitted token came from, of `ORIGINS`."""
+        """The origin of each emitted token, of `ORIGINS`."""
         drafted = [self.sources[node] for node in self.accepted]
         return drafted + [TARGET] * (len(self.emitted) - len(drafted))
 
     @property
     def is_chain(self) -> bool:
-        """Whether no token has a sibling."""
+        """True if no token has a sibling."""
         return self.parents == list(range(-1, len(self.parents) - 1))
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One request, step by step. Notebooks show it as text, coloured by where its tokens came from.
+    """One request, step by step. Notebooks show it as text, coloured by origin.
 
     Attributes:
         name: The request's.
@@ -152,7 +152,7 @@ class Trace:
 
     @property
     def origins(self) -> list[str]:
-        """Where each token of the output came from, of `ORIGINS`."""
+        """The origin of each token of the output, of `ORIGINS`."""
         later = [origin for step in self.steps for origin in step.origins]
         return [TARGET] * len(self.first_ids) + later
 
@@ -211,7 +211,7 @@ def token_texts(ids: Sequence[int], decode: Decode | None) -> list[str]:
     `decode` the ids themselves are the text. O(tokens).
     """
     if decode is None:
-        return [f"{' ' if place else ''}{token}" for place, token in enumerate(ids)]
+        return [f"{' ' if position else ''}{token}" for position, token in enumerate(ids)]
     texts = []
     # Decoding goes on from the token before, since some tokenizers drop a text's first space.
     before, done = 0, 0
