@@ -15,7 +15,6 @@ EXCEPTIONS = (
     "python/fastdraft/late",
     "python/fastdraft/memory",
     "python/fastdraft/serving",
-    "python/fastdraft/verification",
 )
 # Each with the word to write.
 WORDS = {

@@ -19,7 +19,7 @@ __all__ = ["ASKED", "Asked", "memory_bytes"]
 
 @dataclass
 class Asked:
-    """What one request asks of the drafter, and what became of it."""
+    """The options of one request for the drafter, and the counts that the drafter returns."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
     """Its options, as `request_options` takes them."""
@@ -30,7 +30,7 @@ class Asked:
 
 
 ASKED: Final[ContextVar[Asked | None]] = ContextVar("fastdraft_asked", default=None)
-"""The request that is being answered; None for one that came without HTTP."""
+"""The request that is being answered; None for one that was not sent over HTTP."""
 
 
 def memory_bytes() -> int:

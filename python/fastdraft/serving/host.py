@@ -1,4 +1,4 @@
-"""What all adapters share: a host's requests at one engine, their options and namespaces."""
+"""The common part of all adapters: a host's requests at one engine, their options, namespaces."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ KEY_VARIABLE: Final = "FASTDRAFT_MEMORY_KEY"
 """In the environment: the operator's key for what is saved or published."""
 
 _LONG: Final = 4096
-"""So many tokens are indexed in about half a millisecond; more are left to a thread."""
+"""The most tokens that a step indexes, in about half a millisecond; more are left to a thread."""
 _MOST_WAITING: Final = 1 << 24
 """The most tokens that wait for the thread. Beyond them a host indexes in its own step again."""
 
@@ -63,30 +63,30 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Text:
-    """What is known of one request of the host."""
+    """The state of one request of the host."""
 
     request: int | None = None
     """Its id at the engine; None where it is not drafted for."""
     lookahead: int = UNLIMITED
     """The longest draft that it asks for."""
     remembered: bool = False
-    """Whether its text enters the memory."""
+    """True if its text enters the memory."""
     namespace: Namespace | None = None
     """Whose text it shares; None: of all that name no namespace."""
     indexing: Future[_Indexed] | None = None
-    """What a thread is indexing; then `request` is None."""
+    """The work of a thread that still indexes the prompt; `request` is None until it ends."""
     missed: list[Any] = field(default_factory=list)
-    """What it has emitted meanwhile."""
+    """The tokens that it has emitted meanwhile."""
 
     @property
     def is_drafted(self) -> bool:
-        """Whether the engine knows it, or soon will."""
+        """True if the engine has the request, or will when its prompt is indexed."""
         return self.request is not None or self.indexing is not None
 
     @property
     def namespace_class(self) -> str:
-        """Whether it shares text with those of its namespace, "named", with those that name none,
-        "unnamed", or with none, "apart"."""
+        """The requests with which it shares text: "named" for those of its namespace, "unnamed" for
+        all that name none, "apart" for none."""
         if not self.remembered:
             return "apart"
         return "unnamed" if self.namespace is None else "named"
@@ -98,13 +98,13 @@ class Namespace(NamedTuple):
     adapter: Hashable = None
     """The LoRA adapter: the text of one helps little with another."""
     salt: Hashable = None
-    """What keeps requests apart in the host's own cache of prefixes."""
+    """The salt that separates requests in the host's own cache of prefixes."""
     name: str | None = None
     """The name that the request gives, as a parameter."""
 
 
 class _Indexed(NamedTuple):
-    """What the engine knows of a request that it has just got."""
+    """A request that the engine has just taken."""
 
     request: int
     remembered: bool
@@ -123,7 +123,7 @@ class Target(NamedTuple):
     tokenizer: str
     """The folder of its tokenizer, or its name on the Hugging Face hub."""
     revision: str | None = None
-    """Of the tokenizer there."""
+    """The tokenizer's revision on the hub."""
 
 
 def memory_key() -> str:
@@ -150,7 +150,7 @@ def share(memory: Memory, url: str | os.PathLike[str], target: Target) -> Replic
 
 
 def opened(settings: MemorySettings, config: DraftConfig, target: Target | None) -> dict[str, Any]:
-    """What `HostRequests` takes, by an operator's settings.
+    """The arguments of `HostRequests` for an operator's settings.
 
     Args:
         settings: The operator's.
@@ -280,7 +280,7 @@ class HostRequests(Generic[TextT]):
         return sum(running, self._finished)
 
     def totals(self, stats: DraftStats) -> dict[str, float]:
-        """What was done since the start, and what is held now: values of `metrics.FIELDS`, without
+        """The counts since the start, and the present sizes: values of `metrics.FIELDS`, without
         those of a fleet, which change while no requests come: see `watch`.
 
         `stats` are the counts of all requests, or those of predictions alone. O(stores) after a
@@ -316,7 +316,7 @@ class HostRequests(Generic[TextT]):
         No step needs it.
         """
         for task, _ in self._waiting:
-            with contextlib.suppress(Exception):  # told where it is met
+            with contextlib.suppress(Exception):  # reported when the request is used
                 task.result()
         self._settle()
 
@@ -376,7 +376,7 @@ class HostRequests(Generic[TextT]):
                 read += self.replica.find([namespace, *shared])
             if options.corpus_id is not None:
                 read += self.memory.corpus(namespace, options.corpus_id, options.corpus)
-            # Where the memory holds few stores, one may have left to make room for another.
+            # In a memory that holds few stores, one may have been closed to make room for another.
             own, read = ([store for store in each if not store.closed] for each in (own, read))
         request = self.engine.add_request(
             token_ids,
@@ -392,7 +392,7 @@ class HostRequests(Generic[TextT]):
         self._memory_bytes = None
 
     def is_full(self, error: Exception) -> bool:
-        """Whether an error says that the operator's `max_bytes` is at work: no fault."""
+        """True if an error only means that the operator's `max_bytes` is reached: no fault."""
         full = isinstance(error, MemoryLimitError) and self.engine.config.max_bytes is not None
         if full and not self._warned_of_limit:
             self._warned_of_limit = True
@@ -418,14 +418,14 @@ class HostRequests(Generic[TextT]):
             self._refuse(error)
 
     def _is_long(self, size: int) -> bool:
-        """Whether indexing so many tokens is left to the thread."""
+        """True if indexing `size` tokens is left to the thread."""
         if self._thread is None or size < _LONG:
             return False
         waiting = sum(tokens for task, tokens in self._waiting if not task.done())
         return waiting + size <= _MOST_WAITING
 
     def _later(self, size: int, call: Callable[..., ResultT], *args: Any) -> Future[ResultT]:
-        """Has the thread call, behind what it was told to do before."""
+        """Queues a call for the thread."""
         assert self._thread is not None
         task = self._thread.submit(call, *args)
         self._waiting.append((task, size))
@@ -556,7 +556,7 @@ class HostRequests(Generic[TextT]):
     def _guard(
         self, texts: Iterable[TextT], call: Callable[..., ResultT], *args: Any
     ) -> ResultT | None:
-        """What `call` returns; if it raises, `texts` go on without drafts, and None."""
+        """Returns the result of `call`; if it raises, None, and `texts` go on without drafts."""
         try:
             return call(*args)
         except Exception:

@@ -7,7 +7,7 @@ API server sends with the prediction: it depends neither on request ids, which v
 way, nor on the choice of an engine, and nobody can guess another's.
 
 vLLM's own counts of a request (`per_request_spec_decode_metrics`) are no substitute: they do not
-say which draft tokens came from its prediction.
+say which draft tokens are from its prediction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PAGE = np.dtype(
 )
 _PREFIX = "fastdraft-ledger-"
 _SUFFIX = ".ledger"
-_PLACES = {field: place for place, field in enumerate(FIELDS)}
+_INDICES = {field: index for index, field in enumerate(FIELDS)}
 _TICKET = re.compile("[0-9a-f]{16}")
 
 
@@ -134,7 +134,7 @@ class Ledger:
         Several threads may do so at once, each for fields of its own.
         """
         for field, value in totals.items():
-            self._page.totals[_PLACES[field]] = value
+            self._page.totals[_INDICES[field]] = value
 
 
 class LedgerReader:

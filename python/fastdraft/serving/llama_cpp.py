@@ -57,7 +57,7 @@ class FastdraftDraftModel(HostRequests[Text]):
         drafter: Engine | DraftConfig | None = None,
         memory: Memory | None = None,
     ) -> None:
-        """Takes the place of the Llama's draft model, if it has one.
+        """Replaces the Llama's draft model, if it has one.
 
         Works around a llama-cpp-python bug with texts longer than `n_batch`: it keeps the logits
         of all positions when it verifies drafts, but has room for `n_batch` of them. Here it gets
@@ -182,7 +182,7 @@ class FastdraftDraftModel(HostRequests[Text]):
             llama.draft_model, llama._logits_all = self._replaced
 
     def _goes_on(self, input_ids: NDArray[np.intc]) -> bool:
-        """Whether the text is the one shown before and what a step emitted."""
+        """True if the text is the last one shown and the tokens that a step emitted."""
         emitted = len(input_ids) - self._length
         return (
             self._length > 0

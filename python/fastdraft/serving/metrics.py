@@ -1,4 +1,4 @@
-"""What all adapters report: predictions, errors, hits, time, memory and the fleet.
+"""The metrics of all adapters: predictions, errors, hits, time, memory and the fleet.
 
 Each adapter counts the same; how the counts reach Prometheus is the host's way: as text beside
 vLLM's own, or through the registry that a host has, such as SGLang's or Ray's.
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Totals: TypeAlias = Mapping[str, float]
-"""What one engine did since it started, and what it holds now: values of FIELDS, or of some."""
+"""The counts of one engine since its start, and its present sizes: values of FIELDS, or of some."""
 
 Labels: TypeAlias = Mapping[str, str]
 
@@ -34,7 +34,7 @@ NAMESPACES: Final = ("unnamed", "named", "apart")
 """The classes of namespaces: see `Text.namespace_class`."""
 
 SOURCES: Final = (*(source.name.lower() for source in Source), "unknown")
-"""Where draft tokens are found, and one for tokens that were drafted too long ago to tell."""
+"""The sources of draft tokens, and one for tokens that were drafted too long ago to know."""
 
 
 class Metric(NamedTuple):

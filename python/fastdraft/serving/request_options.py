@@ -70,12 +70,12 @@ _OURS: Final = ("fastdraft", "predictions", "prediction_")
 
 
 class RequestOptions(NamedTuple):
-    """What a request asks for."""
+    """The checked options of a request."""
 
     lookahead: int = UNLIMITED
     """The longest draft; 0 if the request is neither indexed nor drafted for."""
     remember: bool = True
-    """Whether it shares text with the memory of earlier and later requests."""
+    """False keeps it from drafting from the memory of earlier requests, and from entering it."""
     namespace: str | None = None
     corpus_id: str | None = None
     corpus: NDArray[np.int32] | None = None
@@ -158,7 +158,7 @@ def _name(params: Mapping[str, Any], name: str) -> str | None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written: JSON may hold one half of a surrogate pair."""
+    """False if it cannot be encoded: JSON may hold one half of a surrogate pair."""
     try:
         value.encode()
     except UnicodeEncodeError:

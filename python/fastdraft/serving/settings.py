@@ -1,4 +1,4 @@
-"""What an operator sets of a host's memory, whatever the host."""
+"""An operator's settings of the memory, the same for all hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["MemorySettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """What text requests are drafted from, besides their own.
+    """The text that requests are drafted from, besides their own.
 
     Raises:
         InvalidValueError: A bad value.
@@ -30,8 +30,8 @@ class MemorySettings:
     shared_namespaces: Sequence[str] = ()
     """Names of namespaces that all requests read, besides their own."""
     memory_url: str | None = None
-    """Where the memory is kept and shared with other replicas: a folder, or a URL such as
-    s3://bucket/folder, with the key in the environment's `FASTDRAFT_MEMORY_KEY`. None keeps it in
+    """The folder, or a URL such as s3://bucket/folder, in which the memory is kept and shared with
+    other replicas; its key is the environment's `FASTDRAFT_MEMORY_KEY`. None keeps the memory in
     this process alone."""
     max_bytes: int | None = None
     """The most memory for the indexes of running requests; beyond it new ones go undrafted."""

@@ -58,7 +58,7 @@ def mount() -> None:
 
 
 class _Generate:
-    """Stands in the place of a model's `generate`."""
+    """Replaces a model's `generate`."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -100,7 +100,7 @@ class _Generate:
 
 
 class _Held:
-    """A streamer whose end is told later: the counts have to be there before."""
+    """A streamer whose end is called later: the counts must be there first."""
 
     def __init__(self, streamer: Any) -> None:
         self._streamer = streamer

@@ -39,7 +39,7 @@ class PromptRouter(GlobalRequestLoadBalancer):  # type: ignore[misc]
         choose_server([], {"": 0}, **self._options)
 
     def require_acquire_fields(self) -> list[str]:
-        """What verl passes to `acquire_server`."""
+        """The fields that verl passes to `acquire_server`."""
         return ["prompt_ids"]
 
     def acquire_server(self, request_id: str, prompt_ids: ArrayLike = ()) -> tuple[str, Any]:

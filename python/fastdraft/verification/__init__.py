@@ -12,7 +12,7 @@ for the drafts of a model whose probabilities are known:
 - parents: int32 or int64 (drafted,), for each draft token the index of its parent in its own draft,
   -1 for the text's last token; None where every draft is a chain: -1, 0, 1, ...
 
-Parents make a draft a tree: several guesses for one place. A parent stands before its children,
+Parents make a draft a tree: several guesses for one position. A parent stands before its children,
 and these have different tokens. The target's token after a parent chooses among them; where it is
 none of them, it is emitted last. The logits of trees come from one forward in which each token sees
 the text and its ancestors alone, at the position after its parent's: `tree_attention_mask` and
@@ -22,7 +22,7 @@ where they move.
 The first two keep of each draft what the target model would have emitted itself, then add the
 target's own token: recovered at the first mismatch, bonus after a whole draft. Greedy verification
 gives exactly the target's greedy tokens; sampled verification gives exactly the target's
-distribution, and for a seed the same tokens with any draft or none, in any place of any batch, as
+distribution, and for a seed the same tokens with any draft or none, in any row of any batch, as
 far as the logits are the same bits. A forward over one token and one over many often differ in the
 last bits; then a share of about 1.4 times the total variation distance between the two
 distributions comes out different.
@@ -32,7 +32,7 @@ What may come, and what it is worth:
 - allowed: the tokens that may come in each row, as grammars give them. All others count as -inf.
 - temperature and filters follow, for sampling.
 - logprobs, raw_logprobs: the log-probabilities of the emitted tokens, in the distribution that they
-  were chosen from and in that of the logits as they came.
+  were chosen from and in that of the logits before any change.
 
 Penalties, biases and bans depend on the text, and in each row on the draft tokens that lead to it:
 apply them to the logits before.

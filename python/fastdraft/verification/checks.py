@@ -98,11 +98,11 @@ def check_batch(
     assert max_draft is not None
     return Batch(
         logits,
-        _place(draft_ids, device, draft_ids.dtype),
-        _place(offsets, device, torch.int64),
+        _as_operand(draft_ids, device, draft_ids.dtype),
+        _as_operand(offsets, device, torch.int64),
         max_draft,
-        None if parents is None else _place(parents, device, parents.dtype),
-        None if allowed is None else _place(allowed, device, torch.int32),
+        None if parents is None else _as_operand(parents, device, parents.dtype),
+        None if allowed is None else _as_operand(allowed, device, torch.int32),
         logprobs,
         raw_logprobs,
         workspace,
@@ -133,7 +133,7 @@ def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple
     check_tensor("parents", parents, INTEGER_TYPES, dimensions=1)
     max_draft = _check_drafts(offsets, len(parents), max_draft, parents.device)
     _check_parents(parents, None, offsets)
-    return _place(offsets, parents.device, torch.int64), max_draft
+    return _as_operand(offsets, parents.device, torch.int64), max_draft
 
 
 def _check_option(batch: Batch, option: Option, value: float | Tensor) -> Tensor | None:
@@ -179,7 +179,7 @@ def _of_each(batch: Batch, name: str, value: Tensor, dtype: torch.dtype) -> Tens
             f"{tuple(value.shape)}"
         )
     check_device(name, value, batch.logits.device)
-    return _place(value, batch.logits.device, dtype)
+    return _as_operand(value, batch.logits.device, dtype)
 
 
 def check_sampling(
@@ -241,7 +241,7 @@ def check_draft_logits(batch: Batch, draft_logits: Tensor) -> None:
 
 
 def is_trusted(batch: Batch) -> bool:
-    """Whether values in tensors are not looked at, since those of earlier batches were right."""
+    """True if the values in tensors are not checked, since those of earlier batches were right."""
     return batch.workspace is not None and batch.workspace.has_checked
 
 
@@ -279,7 +279,7 @@ def check_device(name: str, value: Tensor, device: torch.device) -> None:
         )
 
 
-def _place(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _as_operand(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The value as kernels take it: on the device, one number after the other."""
     if value.dtype == dtype and value.device == device and value.is_contiguous():
         return value
@@ -305,7 +305,7 @@ def _check_workspace(workspace: Workspace, logits: Tensor, needed: Size) -> None
 def _check_drafts(
     offsets: Tensor, drafted: int, max_draft: int | None, device: torch.device
 ) -> int:
-    """Checks offsets and max_draft; gives max_draft, or what is taken in its place."""
+    """Checks offsets and max_draft; returns max_draft, or its default for None."""
     check_tensor("offsets", offsets, INTEGER_TYPES, dimensions=1)
     check_device("offsets", offsets, device)
     requests = len(offsets) - 1

@@ -147,7 +147,7 @@ def verify_rejection(
     p(d_j) / q(d_j)), k_0 = 1: a draft is verified as a block (Sun et al., Block verification
     accelerates speculative decoding, 2025). That accepts at least as many tokens on average as
     testing them one by one does, with the same drafts, and more where drafts are long and p and q
-    differ in places. What is emitted has exactly the distribution p.
+    differ in part. The emitted tokens have exactly the distribution p.
 
     For that, each draft token must be drawn from its q, given the ones before it, with noise that
     is independent of this one *and of that of all earlier steps*: the number of accepted tokens

@@ -1,4 +1,4 @@
-"""What OpenAI's API has and an inference server lacks: predictions, and templates of tool calls.
+"""Two things of OpenAI's API that inference servers lack: predictions, templates of tool calls.
 
 A front is ASGI middleware in a server. It turns a request's `prediction` into what the server's
 drafter takes; the servers themselves ignore predictions. A request's tools and its JSON schema
@@ -95,17 +95,17 @@ class Front:
     async def _metrics(
         self, ledgers: LedgerReader, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        # What is added is in the plain text format, so vLLM is asked for that.
+        # Our lines are in the plain text format, so vLLM is asked for that one.
         headers = without(scope["headers"], b"accept", b"accept-encoding")
         answer = WholeAnswer(send, lambda body: body + exposition(ledgers.totals()).encode())
         await self.app({**scope, "headers": headers}, receive, answer.send)
 
     def new_ticket(self) -> str | None:
-        """What lets an engine tell what became of a prediction; None where none tells."""
+        """A ticket, under which an engine reports on a prediction; None if no engine reports."""
         return None if self._ledgers is None else new_ticket()
 
     def counts(self, ticket: str) -> tuple[int, int] | None:
-        """What became of the prediction of `ticket`; None where nothing is known."""
+        """Accepted and rejected tokens of the prediction of `ticket`; None if not reported."""
         return None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
 
     def report(self, usage: Json, counts: tuple[int, int] | None) -> None:
@@ -154,7 +154,7 @@ class Front:
             return []
 
     async def _ask(self, scope: Scope, path: str, question: Json) -> Json:
-        """What the server answers to a question of ours, in the name of a request."""
+        """The server's answer to a question of ours, sent with a request's credentials."""
         body = json.dumps(question).encode()
         headers = json_headers(body)
         headers += [pair for pair in scope["headers"] if pair[0].lower() in _KEYS]
@@ -173,7 +173,7 @@ class Front:
         async def receive() -> Message:
             if messages:
                 return messages.pop()
-            # A disconnect of the client is for the request itself; this one is over in a moment.
+            # A disconnect of the client is for the request itself; this one ends soon.
             await asyncio.Event().wait()
             return {"type": "http.disconnect"}
 
@@ -235,7 +235,7 @@ class _Completion:
         self._asked = Asked()
         self._refusal: _InvalidRequest | None = None
         self._answer: WholeAnswer | EventAnswer | None = None
-        # What is recorded; None where nothing is.
+        # The body to record; None if the request is not recorded.
         self._kept: bytes | None = None
         self._kept_answer = bytearray()
 
@@ -367,7 +367,7 @@ class _Completion:
 
     async def _send(self, message: Message) -> None:
         if self._refusal is not None:
-            # What the application says to a caller who went away.
+            # The application answers the disconnect; the caller gets our refusal.
             return
         if message["type"] == "http.response.start":
             packed = header(message["headers"], b"content-encoding")

@@ -15,7 +15,7 @@ COMPLETIONS: Final = (
     "/v1/responses",
     "/invocations",
 )
-"""Where a server is asked for text."""
+"""The paths at which a server is asked for text."""
 
 
 @dataclass(frozen=True)

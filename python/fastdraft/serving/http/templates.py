@@ -32,7 +32,7 @@ class ServerError(Exception):
 
 
 def tokens_of(answer: Json) -> list[int]:
-    """What `/tokenize` answered. Raises ServerError."""
+    """The token ids in an answer of `/tokenize`. Raises ServerError."""
     try:
         return array("i", answer["tokens"]).tolist()
     except (KeyError, OverflowError, TypeError) as error:

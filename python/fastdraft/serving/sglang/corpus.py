@@ -1,4 +1,4 @@
-"""The engine in the place of SGLang's n-gram corpus."""
+"""The engine, called as SGLang's n-gram corpus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SLOTS: Final = 4096  # of each request's successors
 
 
 class Corpus(HostRequests[RequestText]):
-    """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
+    """An engine that replaces SGLang's `NgramCorpus`, and is called as that is.
 
     Each rank of a tensor-parallel group has one, and all must draft the same. They do, since they
     get the same calls, and nothing here depends on a clock or, with several ranks, on a thread.
@@ -162,8 +162,8 @@ class Corpus(HostRequests[RequestText]):
         tokens[:, 0] = [tail[-1] for tail in batch_tokens]
         parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
         rows = [
-            Row(place, text, batch_tokens[place], total_lens[place])
-            for place, rid in enumerate(req_ids)
+            Row(slot, text, batch_tokens[slot], total_lens[slot])
+            for slot, rid in enumerate(req_ids)
             if (text := self._texts.get(rid)) is not None and text.request is not None
         ]
         # Without what the logits say, requests are drafted for from text alone.
@@ -192,25 +192,25 @@ class Corpus(HostRequests[RequestText]):
             offers = self._guard([], self._offers, texts, ends)
         drafts = self._propose(texts, [text.lookahead for text in texts], offers=offers)
         counts = np.diff(drafts.offsets)
-        places = np.array([row.place for row in rows])
-        at = np.repeat(places, counts)
+        slots = np.array([row.slot for row in rows])
+        at = np.repeat(slots, counts)
         nodes = 1 + np.arange(len(at)) - np.repeat(drafts.offsets[:-1], counts)
         tokens[at, nodes] = drafts.token_ids
         parents[at, nodes] = 1 + drafts.parents
         if ends is not None:
             used = np.arange(self._width) <= counts[:, None]
-            last = tokens[places]
-            before = np.take_along_axis(last, parents[places], axis=1)
+            last = tokens[slots]
+            before = np.take_along_axis(last, parents[slots], axis=1)
             before[:, 0] = ends[:, -2]
             self._drafted = Nodes(
                 texts,
                 np.append(0, np.cumsum(1 + counts)),
                 np.stack([before[used], last[used]], axis=1).astype(np.int32),
-                (places[:, None] * self._width + np.arange(self._width))[used],
+                (slots[:, None] * self._width + np.arange(self._width))[used],
             )
 
     def _offers(self, texts: list[RequestText], ends: NDArray[np.int32]) -> Offers:
-        """What the logits so far say may follow each text."""
+        """The tokens that may follow each text, by the logits so far."""
         tables = [text.successors for text in texts if text.successors is not None]
         return Successors.offers_each(tables, ends, nodes=min(self._width - 1, 48))
 

@@ -1,4 +1,4 @@
-"""What the environment says, where SGLang's worker has no option."""
+"""Settings from environment variables, for which SGLang's worker has no options."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def memory_settings(server_args: Any) -> MemorySettings:
 
 
 def drafts_from_logits(server_args: Any) -> bool:
-    """Whether to draft from the target's logits. Raises InvalidValueError."""
+    """True to draft from the target's logits. Raises InvalidValueError."""
     value = os.environ.get("FASTDRAFT_LOGITS") or "1"
     if value not in ("0", "1"):
         raise InvalidValueError(f"FASTDRAFT_LOGITS must be 0 or 1, got {value!r}")
     ranks = ranks_of(server_args)
     if value == "1" and ranks > 1:
-        # What each rank reads may differ in rounding, and all must draft the same.
+        # The logits of ranks may differ in rounding, and all must draft the same.
         _logger.info("fastdraft: with tp_size %d nothing is drafted from the logits", ranks)
         return False
     return value == "1"

@@ -1,4 +1,4 @@
-"""What the target's logits say of the drafts of a step."""
+"""The likely tokens of a step's logits, from which requests learn successors."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ class Nodes:
         token_ids = read[:, :_LIKELIEST]
         if vocabulary is not None:
             token_ids[token_ids >= vocabulary] = -1
-        chances = read[:, _LIKELIEST:].copy().view(np.float32).clip(0, 1)
-        Successors.learn_each(tables, offsets, contexts, token_ids, chances)
+        probabilities = read[:, _LIKELIEST:].copy().view(np.float32).clip(0, 1)
+        Successors.learn_each(tables, offsets, contexts, token_ids, probabilities)

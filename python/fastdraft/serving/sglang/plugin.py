@@ -19,7 +19,7 @@ from fastdraft.serving.sglang.texts import END
 __all__ = ["NAME", "register"]
 
 NAME: Final = "FASTDRAFT"
-"""What `--speculative-algorithm` takes."""
+"""The value of `--speculative-algorithm`."""
 
 
 def register() -> None:
@@ -128,7 +128,7 @@ def _corpus_of(module: Any, corpus: Callable[..., Corpus]) -> Iterator[None]:
 
 
 def _ledger(server_args: Any) -> Ledger | None:
-    """Where the server's front reads what became of predictions; None on further ranks."""
+    """The ledger of predictions' counts, for the server's front; None on further ranks."""
     if ranks_of(server_args) > 1:
         from sglang.srt.runtime_context import get_parallel
 

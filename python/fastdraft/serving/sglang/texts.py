@@ -30,13 +30,13 @@ class RequestText(Text):
     row: int | None = None
     """Its row in the ledger; None for one without a prediction."""
     successors: Successors | None = None
-    """What the target's logits said may follow; None where it is not drafted from."""
+    """The likely successors of its tokens, by the target's logits; None if these are not used."""
 
 
 class Row(NamedTuple):
     """A request in the batch of a step."""
 
-    place: int
+    slot: int  # in the batch
     text: RequestText
     tail: Sequence[int]
     total: int
