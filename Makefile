@@ -194,12 +194,13 @@ wheel: build/dist/.stamp ## Build the sdist and the wheel: build/dist
 wheels: $(VENV)/.tools $(VENV)/.release ## Build a wheel that other Linux systems can install: build/wheels
 	tools/wheels.sh
 
-# The wheel was compiled as users have it. The sdist is to show that it holds all that compiles.
+# The wheel was built from the checkout, compiled as users have it. The sdist is to show that it holds
+# all that compiles.
 FAST_BUILD = SKBUILD_CMAKE_BUILD_TYPE=Debug CMAKE_ARGS="-DCMAKE_CXX_FLAGS_DEBUG=-O0 \
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0"
 
-package: build/dist/.stamp ## Try the wheel, the sdist, the checkout and commands in environments without torch
-	for file in build/dist/*.whl build/dist/*.tar.gz .; do \
+package: build/dist/.stamp ## Try the wheel, the sdist and commands in environments without torch
+	for file in build/dist/*.whl build/dist/*.tar.gz; do \
 	  [ $$file = build/dist/*.whl ] || export FASTDRAFT_UNOPTIMISED=1; \
 	  rm -rf build/clean && $(PYTHON) -m venv --without-pip build/clean \
 	  && $(FAST_BUILD) pip --python build/clean install -qq --no-compile $$file \

@@ -116,7 +116,7 @@ std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
              std::to_string(offer.parents[i]) + at;
     }
     if (offer.drawn && offer.parent(i) != i - 1) {
-      return "drawn tokens must be a chain, got the parent " + std::to_string(offer.parents[i]) +
+      return "drawn tokens must be a chain, got the parent " + std::to_string(offer.parent(i)) +
              at;
     }
     if (offer.confidences != nullptr &&
