@@ -414,14 +414,15 @@ def test_bad_options_are_named(small: Any, options: dict[str, Any], named: str) 
         AssistantModel(small, **options)
 
 
-def test_models_that_cannot_draft_are_refused() -> None:
+def test_models_that_cannot_draft_are_refused(model: Any) -> None:
     with pytest.raises(InvalidValueError, match=r"must be a generating model .* got str"):
         AssistantModel("gpt2")
     mamba = transformers.MambaConfig(
         vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=1
     )
+    drafter = constant(transformers.AutoModelForCausalLM.from_config(mamba))
     with pytest.raises(InvalidValueError, match=r"assistant must keep its .* MambaForCausalLM"):
-        AssistantModel(transformers.AutoModelForCausalLM.from_config(mamba))
+        hf.generate(model, **repetitive_batch(1), **GREEDY, drafter=drafter)
     with pytest.raises(InvalidValueError, match=r"stages must hold at least one model, got \[\]"):
         Staged([])
 

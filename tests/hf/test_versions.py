@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GenerationMixin
+import torch
+from transformers import GenerationMixin, cache_utils, configuration_utils, modeling_utils
+from transformers.generation import configuration_utils as generation_config
+from transformers.generation import utils
 
-from fastdraft import hf
+from fastdraft import drafters, hf
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf import requirements
 from fastdraft.hf.interface import CACHE
@@ -74,3 +79,18 @@ def test_errors_of_the_callers_own_pass(model: Any) -> None:
         generate(model, stopping_criteria=[stop])
     with pytest.raises(InvalidValueError, match=r"^fastdraft needs a key-value cache"):
         generate(model, use_cache=False)
+
+
+def test_private_names_are_in_one_module() -> None:
+    modules = cache_utils, configuration_utils, generation_config, modeling_utils, utils
+    theirs = set(re.findall(r"\b_[a-z]\w+", "".join(map(inspect.getsource, modules))))
+    theirs -= {*dir(torch), *dir(torch.nn.Module()), *dir(torch.Tensor)}
+    used: dict[str, set[str]] = {}
+    for room in (hf, drafters):
+        for path in Path(room.__file__).parent.rglob("*.py"):
+            text = path.read_text("utf-8")
+            names = set(re.findall(r"(?<!self)(?<!cls)[.\"](_[a-z]\w+)", text))
+            if found := names & theirs:
+                used[path.name] = found
+    assert len(used.pop("interface.py")) <= 8
+    assert used == {}

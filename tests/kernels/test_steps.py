@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastdraft.hf.verifier
 from fastdraft.hf.drafts import StepDrafts
-from fastdraft.hf.positions import Warping
+from fastdraft.hf.processors import Warping
 from fastdraft.hf.verifier import Verifier
 from fastdraft.kernels import language
 

@@ -14,7 +14,7 @@ from offline import TARGETS, specialisations
 from resources import resources_of, waits_before_arrivals
 
 from fastdraft.hf.drafts import StepDrafts
-from fastdraft.hf.positions import Warping
+from fastdraft.hf.processors import Warping
 from fastdraft.hf.verifier import Verifier
 from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled, warm_up
 

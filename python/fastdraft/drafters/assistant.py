@@ -85,8 +85,7 @@ class AssistantModel(_Shared):
         model, confidence_threshold, tokenizer: As passed.
 
     Raises:
-        InvalidValueError: An argument is out of its range, or the model cannot take back a rejected
-            token.
+        InvalidValueError: An argument is out of its range, or the model does not generate.
     """
 
     def __init__(
@@ -100,11 +99,6 @@ class AssistantModel(_Shared):
         lookup: DraftConfig | Engine | None = DraftConfig(),  # noqa: B008
     ) -> None:
         require_model(model, name="assistant")
-        if getattr(model, "_is_stateful", False):
-            raise InvalidValueError(
-                f"assistant must keep its state in a key-value cache, got {type(model).__name__}, "
-                "whose recurrent state cannot take back a rejected token"
-            )
         if schedule not in SCHEDULES:
             raise InvalidValueError(
                 f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}"

@@ -20,6 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from fastdraft.hf.interface import attention_of, set_attention
+
 __all__ = ["STAND_IN", "attending", "shares_keys"]
 
 STAND_IN: Final = "fastdraft"
@@ -28,7 +30,7 @@ STAND_IN: Final = "fastdraft"
 # A prompt has more tokens than that, and work enough to make the copies nothing.
 _FEW: Final = 64
 
-# What layers may hand over that changes more than the mask says; 'sdpa' knows what to do.
+# Arguments of layers that change more than the mask says; they are left to 'sdpa'.
 _OTHERWISE: Final = (
     "block_indices",
     "cache",
@@ -53,8 +55,8 @@ def shares_keys(model: Any) -> Any:
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_attention_heads", None)
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    takes_it = config._attn_implementation in ("sdpa", STAND_IN)
-    takes_it = takes_it and getattr(model, "_supports_attention_backend", False)
+    takes_it = attention_of(config) in ("sdpa", STAND_IN)
+    takes_it = takes_it and model.is_backend_compatible()
     return config if takes_it and heads != key_heads else None
 
 
@@ -68,16 +70,16 @@ def attending(model: Any) -> Iterator[None]:
     try:
         with _lock:
             _using.setdefault(id(config), set()).add(generation)
-            config._attn_implementation = STAND_IN
+            set_attention(config, STAND_IN)
         yield
     finally:
-        # Right wherever an interrupt came.
+        # Right wherever an interrupt hits.
         with _lock:
             generations = _using.get(id(config), set())
             generations.discard(generation)
             if not generations:
                 _using.pop(id(config), None)
-                config._attn_implementation = "sdpa"
+                set_attention(config, "sdpa")
 
 
 def _attention_forward(
@@ -126,7 +128,7 @@ def _packed_mask(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     known: tuple[Any, Tensor] | None = getattr(mask, _PACKED, None) if keeps else None
     if known is not None and known[0] == key:
         return known[1]
-    # Query heads in the place of the mask's one, behind which the tokens of all of them stand.
+    # All query heads instead of the mask's one; then their tokens one after the other.
     packed = mask.expand(-1, groups, -1, -1)
     if mask.dtype == torch.bool:
         packed = torch.where(packed, torch.zeros((), dtype=dtype, device=mask.device), -math.inf)

@@ -36,20 +36,20 @@ KEYS: Final = 128
 
 # Elements that torch never divides among threads.
 _PIECE: Final = 1 << 15
-# Of tokens with a multiple of that many elements, a vector unit leaves none to be computed alone.
+# A vector unit leaves no element over of tokens with a multiple of these elements.
 _VECTOR: Final = 64
 # The elements of keys that are copied at a time.
 _PRODUCTS: Final = 1 << 22
 
 _F = torch.nn.functional
 _APPROXIMATED: Final[frozenset[Any]] = frozenset(
-    getattr(place, name)
-    for place in (torch, torch.Tensor, torch._C._nn, _F)
+    getattr(module, name)
+    for module in (torch, torch.Tensor, torch._C._nn, _F)
     for name in (
         *("celu", "cos", "elu", "erf", "exp", "gelu", "logsigmoid", "mish"),
         *("sigmoid", "silu", "sin", "softplus", "tanh"),
     )
-    if hasattr(place, name)
+    if hasattr(module, name)
 )
 _LINEAR: Final = frozenset({_F.linear, torch._C._nn.linear})
 _ATTENTION: Final = frozenset(
@@ -240,7 +240,7 @@ def _seen(
         sees = (mask if mask.dtype == torch.bool else mask == 0)[:, 0].expand(*shape)
     seen = sees.sum(-1)
     longest = max(-(-int(seen.max()) // KEYS), 1) * KEYS
-    # Of what a row's queries see together, each may see a first part.
+    # Each query may see a first part of what a row's queries see together.
     together = sees.any(1, keepdim=True)
     ranks = together.cumsum(-1) - 1
     if not bool((sees == (together & (ranks < seen[..., None]))).all()):
@@ -298,7 +298,7 @@ def _attended(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Te
         total, output = sums[:, :, :, 0], above[:, :, :, 0]
         for block in range(1, blocks):
             total, output = total + sums[:, :, :, block], output + above[:, :, :, block]
-        # Of padding, which sees nothing, any finite number.
+        # Any finite number for padding, which sees nothing.
         parts.append(output / total[..., None].clamp_min(torch.finfo(torch.float32).tiny))
     attended = torch.cat(parts, 2).flatten(2, 3)[:, :, : groups * queries]
     return attended.reshape(rows, heads, queries, -1)

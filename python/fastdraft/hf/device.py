@@ -13,7 +13,7 @@ __all__ = ["Transfer", "device_of", "in_one_copy", "lines_of", "on_device"]
 
 
 def device_of(model: Any, home: torch.device) -> torch.device:
-    """Where the model takes its inputs: where they are, if accelerate keeps its embeddings away."""
+    """The device of the model's inputs: `home`, if accelerate keeps its embeddings away."""
     device: torch.device = model.device
     return home if device.type == "meta" else device
 
@@ -34,9 +34,9 @@ class Transfer:
 
     def add(self, array: NDArray[Any]) -> Callable[[], torch.Tensor]:
         """Adds an array. What is returned gives it on the device, once it has been sent."""
-        place = len(self._arrays)
+        index = len(self._arrays)
         self._arrays.append(array)
-        return lambda: self._sent[place]
+        return lambda: self._sent[index]
 
     def send(self, device: torch.device) -> None:
         self._sent = on_device(device, *self._arrays)

@@ -20,12 +20,12 @@ __all__ = ["RowDraft", "StepDrafts"]
 
 @dataclass
 class RowDraft:
-    """What a draft model drafted for one row: a chain.
+    """A chain that a draft model drafted for one row.
 
     Attributes:
         token_ids: The draft tokens.
         probabilities: That each token and all before it are accepted.
-        confidences: The model's largest probability at each token's place.
+        confidences: The model's largest probability at each token.
         logits: Where the model sampled, the logits whose softmax each token was drawn from.
         belief: What the model's schedule knows of the draft, a `Belief`.
     """
@@ -107,7 +107,7 @@ class StepDrafts:
 
     @cached_property
     def are_chains(self) -> bool:
-        """Whether the parent of each draft token is the one before it."""
+        """True if the parent of each draft token is the one before it."""
         chains = [parent for count in self.counts for parent in range(-1, count - 1)]
         return bool(self.parents.tolist() == chains)
 
@@ -211,8 +211,8 @@ class StepDrafts:
         """
         width = self.longest + 1
         sees = self.sees(width)
-        places = np.arange(width)
-        used = (places > 0) & (places <= np.array(self.counts)[:, None])  # (rows, width)
+        steps = np.arange(width)
+        used = (steps > 0) & (steps <= np.array(self.counts)[:, None])  # (rows, width)
         probabilities = np.zeros(used.shape, dtype=np.float64)
         probabilities[used] = self.probabilities
         best = (sees @ probabilities[:, :, None])[:, :, 0].argmax(1)

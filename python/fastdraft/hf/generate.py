@@ -1,7 +1,7 @@
 """`generate` and `speculate`: transformers prepares, the decoding loop decodes.
 
 transformers' `generate` prepares inputs, logits processors, stopping criteria and cache as it
-always does and then calls what `speculate` returns in place of its own loop.
+always does and then calls what `speculate` returns instead of its own loop.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def generate(
     over one. Samples have exactly the model's distribution, but are drawn from other random numbers
     than those of `model.generate`.
 
-    It may stand in the method's place, for callers that are not yours:
+    It can replace the method, for callers that are not yours:
     `model.generate = functools.partial(hf.generate, model)`. Then it returns what the method does:
     a tensor, or with `return_dict_in_generate` a `SpeculativeOutput`.
 
@@ -88,7 +88,7 @@ def generate(
 
     Returns:
         A `SpeculativeOutput`; `sequences` is int64 of shape (rows, longest), padded on the right.
-        Just `sequences` where it stands in the method's place.
+        Just `sequences` if it replaces the method.
 
     Raises:
         InvalidValueError: The model, a mode (beam search, contrastive search, assisted generation)
@@ -127,7 +127,7 @@ def generate(
     plain = model.generate if own is None else type(model).generate.__get__(model)
     decode: Any = speculation
     if _option(model, kwargs, "token_healing"):
-        # Where it has a custom_generate, transformers gives its own `heal_tokens` no tokenizer: a
+        # Given a custom_generate, transformers gives its own `heal_tokens` no tokenizer: a
         # copy of the model, which shares its parts, has one that knows it.
         healer = copy.copy(model)
         vars(healer).pop("generate", None)
@@ -174,7 +174,7 @@ def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def _with_stop_criteria(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """The keywords of `generate` with a stopping criterion in the place of stop strings."""
+    """The keywords of `generate` with a stopping criterion instead of stop strings."""
     stop_strings = _option(model, kwargs, "stop_strings")
     kwargs = {name: value for name, value in kwargs.items() if name != "stop_strings"}
     if stop_strings is None:

@@ -3,7 +3,7 @@
 Every layer is one buffer of shape (rows, heads, columns, head size). New keys and values are
 written behind each row's own text, and a rejected token is forgotten by not counting it: the next
 step writes over it. Copied at a step are the new tokens, and the accepted ones of a tree once more,
-to the places that follow the text.
+to the columns that follow the text.
 
 A sliding-window layer holds of each row what the next token can look at, and what later forwards
 write behind it. Where that fills the buffer, every row moves its window to the front; so a row's
@@ -38,11 +38,11 @@ from fastdraft.hf.device import Transfer, on_device
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.recurrent import STATE, Beginning, Commits, RecurrentLayer, States
 
-__all__ = ["SHARING", "Frame", "RaggedCache", "RowCache", "RowLayer", "places_after"]
+__all__ = ["SHARING", "Frame", "RaggedCache", "RowCache", "RowLayer", "compacted_slots"]
 
-# A buffer has room for so much more than it needs, as a share of that.
+# The part of what it needs by which a buffer is larger.
 _SLACK: Final = 16
-# And for at least so many columns: buffers of short texts would grow at every other step.
+# At least by these columns: buffers of short texts would grow at every other step.
 _LEAST_SLACK: Final = 32
 
 # Layers that use the keys and values of another layer; transformers 5.19 has no entry for them.
@@ -52,7 +52,7 @@ SHARING: tuple[type, ...] = tuple(
 
 
 _INDEXED: Any = getattr(cache_utils, "DynamicIndexedLayer", None)
-# Layers that can be told apart by what they hold; a model's own kinds may hold more.
+# Layers whose kind says what they hold; a model's own kinds may hold more.
 _KNOWN: tuple[type, ...] = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -66,7 +66,7 @@ _KNOWN: tuple[type, ...] = (
 
 
 class Frame(NamedTuple):
-    """What a forward sees of the layers of one window.
+    """The part of the layers of one window that a forward sees.
 
     Attributes:
         firsts: Of each row, the oldest token that has a column; it may lie before the text.
@@ -88,14 +88,14 @@ class Frame(NamedTuple):
 
 @dataclass
 class _Plan:
-    """Where a forward writes in the layers of one window, and what it sees of them.
+    """The columns of the layers of one window that a forward writes and sees.
 
     Attributes:
         bases: The token that the first column of each row's buffer holds.
         capacity: The columns of the buffers.
         moves: By how many columns the contents of each row move to the front.
         start: The column to write to; where rows write to different ones, the least.
-        places: (rows, 1, width, 1), the columns to write to, and then what gives them on the
+        targets: (rows, 1, width, 1), the columns to write to, and then what gives them on the
             device; None when all rows write to the same.
         first, columns: The columns that are seen: the first one, and how many.
         length: Tokens of the longest row, the new ones too.
@@ -105,7 +105,7 @@ class _Plan:
     capacity: int
     moves: list[int]
     start: int
-    places: Any
+    targets: Any
     first: int
     columns: int
     length: int
@@ -131,7 +131,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_sliding = window is not None
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copies columns to the places of others."""
+        """Copies columns over others."""
         for seen in (self.keys, self.values):
             at = [index.to(seen.device) for index in (rows, sources, targets)]
             seen[at[0], :, at[2]] = seen[at[0], :, at[1]]
@@ -144,9 +144,9 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
         super().__init__(window)
         self.buffers: list[torch.Tensor] = []  # keys and values: (rows, heads, columns, head size)
         self.bases: list[int] = []
-        # Tokens of the longest row. The model reads it to place queries in its own masks.
+        # Tokens of the longest row. The model reads it for its own masks.
         self.length = 0
-        # Of the next forward; None when all rows go on behind `length`, with nothing rejected.
+        # For the next forward; None when all rows go on behind `length`, with nothing rejected.
         self.plan: _Plan | None = None
 
     @property
@@ -181,10 +181,10 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
         if used[0].shape[0] > len(plan.bases):
             used = [buffer[: len(plan.bases)] for buffer in used]
         for buffer, states in zip(used, (key_states, value_states), strict=True):
-            if plan.places is None:
+            if plan.targets is None:
                 buffer.narrow(2, plan.start, states.shape[2]).copy_(states)
             else:
-                buffer.scatter_(2, plan.places().to(buffer.device).expand_as(states), states)
+                buffer.scatter_(2, plan.targets().to(buffer.device).expand_as(states), states)
         self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
         self.keys, self.values = (buffer.narrow(2, plan.first, plan.columns) for buffer in used)
@@ -210,21 +210,21 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
             needed = max(starts) + width
             slack = max(needed // _SLACK, _LEAST_SLACK)
             if self.window is not None and needed > self.window:
-                # Of a forward that is longer than the window, little is needed afterwards.
+                # Little of a forward longer than the window is needed afterwards.
                 slack = self.window // _SLACK if width <= self.window else 0
             capacity = needed + slack
             if most is not None:
                 capacity = max(needed, min(capacity, most))
-        places = None
+        targets = None
         if min(starts) < max(starts):
-            places = (np.array(starts)[:, None] + np.arange(width))[:, None, :, None]
+            targets = (np.array(starts)[:, None] + np.arange(width))[:, None, :, None]
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
         return _Plan(
             bases,
             capacity,
             moves=list(map(sub, bases, old)),
             start=min(starts),
-            places=places,
+            targets=targets,
             first=first,
             columns=max(starts) + width - first,
             length=max(lengths) + width,
@@ -317,7 +317,7 @@ class RaggedCache(Cache):
 
     @property
     def commits(self) -> bool:
-        """Whether there are recurrent states, which cannot be cropped."""
+        """True if there are recurrent states, which cannot be cropped."""
         return False
 
     def starts(self, lengths: Sequence[int]) -> list[int]:
@@ -328,13 +328,13 @@ class RaggedCache(Cache):
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
 
         Args:
-            rows: The rows that took part, by their places in the cache.
+            rows: The rows that took part, by their slots in the cache.
             lengths: Tokens of each before the forward.
-            kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
+            kept: (rows, tokens), which of a row's new tokens is to stand in each of the columns
                 from there on.
         """
         steps = np.arange(kept.shape[1])
-        moved, places = np.nonzero(kept != steps)
+        moved, at = np.nonzero(kept != steps)
         if len(moved) == 0:
             return
         starts = np.array(lengths)[:, None]
@@ -343,7 +343,7 @@ class RaggedCache(Cache):
             layers = [layer for layer in layers if layer.is_initialized]
             frame = self.frames[window]
             indices = [
-                frame.columns_of(starts + tokens, rows)[moved, places] for tokens in (kept, steps)
+                frame.columns_of(starts + tokens, rows)[moved, at] for tokens in (kept, steps)
             ]
             sent = on_device(layers[0].keys.device, np.array(rows)[moved], *indices)
             for layer in layers:
@@ -459,8 +459,8 @@ class RowCache(RaggedCache):
         for window, layers in self.by_window().items():
             plan = layers[0].planned(lengths, floors or lengths, width, most)
             self.frames[window] = plan.frame
-            if plan.places is not None:
-                plan.places = transfer.add(plan.places)
+            if plan.targets is not None:
+                plan.targets = transfer.add(plan.targets)
             for layer in layers:
                 layer.plan = plan
                 layer.length = max(lengths)
@@ -529,8 +529,8 @@ class RowCache(RaggedCache):
                 target.is_indexer_initialized = True
 
 
-def places_after(ended: Sequence[bool]) -> list[int]:
-    """The slots that stay, for `RowCache.keep`: the last ones in the places that became free."""
+def compacted_slots(ended: Sequence[bool]) -> list[int]:
+    """The slots that stay, for `RowCache.keep`: the last ones move to slots that became free."""
     staying = [slot for slot, over in enumerate(ended) if not over]
     late = [slot for slot in staying if slot >= len(staying)]
     return [late.pop() if ended[slot] else slot for slot in range(len(staying))]

@@ -23,8 +23,8 @@ from fastdraft.engine import Engine, Offers, Session, Successors
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.drafts import StepDrafts
-from fastdraft.hf.kv_cache import places_after
-from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
+from fastdraft.hf.kv_cache import compacted_slots
+from fastdraft.hf.processors import PositionCriteria, PositionProcessors, Positions, Warping
 from fastdraft.hf.rows import UNLIMITED, Rows
 from fastdraft.hf.step import CachedModel, padded
 from fastdraft.hf.verifier import Choice, Verifier
@@ -33,7 +33,7 @@ from fastdraft.step_latency import StepLatency
 
 __all__ = ["Decoding"]
 
-# Where a draft token costs more than this part of a step, drafts from logits lose on some text.
+# If a draft token costs more than this part of a step, drafts from logits lose on some text.
 _CHEAP = 0.005
 # Tokens that a step may draft, and the last one of the text.
 _WIDEST = 65
@@ -89,7 +89,7 @@ class Decoding:
         self._verifier = Verifier(self.warping, logprobs=self.keep_logprobs)
         self._one_by_one = self.processors.along_path or self.criteria.along_path
         self._reads_text = self._one_by_one or bool(self.processors)
-        # What the logits say may follow, for trees; how many tokens of each line it takes now.
+        # Likely successors by the logits, for trees; how many tokens of each line it takes now.
         self._successors: Successors | None = None
         self._likeliest = 0
         if isinstance(self.drafter, Engine) and self.target.takes_trees:
@@ -130,7 +130,7 @@ class Decoding:
             if needed < len(widths) and longest > 0 and not self.target.commits:
                 width = int(widths[longest])
             if self.target.first_positions is None:
-                # Padding takes places of its own.
+                # Padding takes positions of its own.
                 width = min(width, 1 + min(rows.room(running)))
             width = max(width, needed)
             input_ids = drafts.behind(last, width)
@@ -155,14 +155,14 @@ class Decoding:
     def _committed(
         self, starts: list[int], cached: list[int], seconds: NDArray[np.float64]
     ) -> list[int]:
-        """Where rows begin, after a forward that commits most of them if that is due.
+        """The first token of each row, after a forward that commits most rows if that is due.
 
         Pending tokens have cost as much then as it takes, so it at most doubles what they cost.
         """
         counts = list(map(sub, cached, starts))
         self._paid += float(seconds[max(counts)] - seconds[0])
         width = sorted(counts)[int(_PART_BEHIND * (len(counts) - 1))]
-        # A forward over a single token changes states in place, those of other rows too.
+        # A forward over a single token overwrites states, those of other rows too.
         if width < 2 or self._paid < seconds[width - 1]:
             return starts
         self._paid = 0.0
@@ -196,7 +196,7 @@ class Decoding:
     def _propose(self, seconds: NDArray[np.float64], pending: int) -> StepDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row.
 
-        The forward has so many pending tokens a row, besides.
+        The forward has `pending` further tokens a row.
         """
         rows, running = self.rows, self._running
         most = UNLIMITED if self.target.widths is None else self.target.widths[-1] - 1
@@ -227,12 +227,12 @@ class Decoding:
         )
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = StepDrafts.of(batch)
-        # Where some were drawn, all are verified as chains.
+        # If some were drawn, all are verified as chains.
         takes_trees = self.target.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
 
     def _of_logits(self, seconds: NDArray[np.float64]) -> Offers | None:
-        """What the logits so far say may follow each row, where drafts are cheap trees."""
+        """Offers for each row, learned from its logits; `None` unless drafts are cheap trees."""
         if self._successors is None:
             return None
         assert self._tree_budget is not None
@@ -403,7 +403,7 @@ class Decoding:
                 for row, count in enumerate(drafts.counts)
             ],
         )
-        # What would follow a drawn token is not known yet: its line decides nothing.
+        # The token behind a drawn one is not known yet: its line decides nothing.
         again = [at for at, count in enumerate(drawn.counts) for _ in range(count + 1)]
         depths = [depth] * len(running)
         choice = self._verify(lines_of(scores, again), drawn, running, depths)
@@ -421,11 +421,11 @@ class Decoding:
         if len(self._running) == len(self.rows):
             processed: torch.Tensor = self.processors.all(text, scores)
             return processed
-        (places,) = on_device(scores.device, np.array(self._running))
+        (slots,) = on_device(scores.device, np.array(self._running))
         whole = scores.new_zeros((len(self.rows), scores.shape[1]))
-        whole[places] = scores
+        whole[slots] = scores
         processed = self.processors.all(text, whole)
-        return processed[places]
+        return processed[slots]
 
     def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
         """The texts of all rows as plain decoding has them, those that have ended padded."""
@@ -436,7 +436,7 @@ class Decoding:
         return on_device(device, text)[0]
 
     def _ends_with(self, tokens: Sequence[Sequence[int]]) -> list[bool]:
-        """Whether each running row ends with the last of its tokens of this step."""
+        """Says of each running row whether it ends with the last of its tokens of this step."""
         depth = len(tokens[0])
         lengths = self.rows.lengths(self._running)
         ended = [
@@ -506,13 +506,13 @@ class Decoding:
         if any(ended):
             for row in compress(running, ended):
                 rows.stats[row] = self.session.finish(rows.requests[row])
-            staying = places_after(ended)
+            staying = compacted_slots(ended)
             self._running = [running[slot] for slot in staying]
             if staying:
                 self.target.keep(staying)
 
     def _stopped(self, choice: Choice) -> tuple[list[list[int]], list[bool]]:
-        """What each row keeps of its emitted tokens, and whether the row ends with them."""
+        """The emitted tokens that each row keeps, and whether the row ends with them."""
         running, criteria = self._running, self.criteria
         emitted, ended = choice.tokens, choice.ended
         if ended is None:
@@ -533,7 +533,7 @@ class Decoding:
 
 
 def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
-    """Which of its new tokens a row has to keep in each place, as `RowCache.compact` takes it."""
+    """Which new token each row keeps in each column, as `RowCache.compact` takes it."""
     kept = np.tile(np.arange(longest + 1), (len(paths), 1))
     for own, path in zip(kept, paths, strict=True):
         own[1 : len(path) + 1] = [node + 1 for node in path]

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import STAND_IN
 from fastdraft.hf.device import Transfer
+from fastdraft.hf.interface import attention_of
 from fastdraft.hf.kv_cache import Frame
 
 __all__ = ["Masks"]
 
-# Of layers whose masks are made here.
+# Layers whose masks are made here.
 _KINDS: Final = ("full_attention", "indexed_attention", "sliding_attention")
-# Of layers that take no mask: their states, or nothing at all, stand for what is before a token.
+# Layers that take no mask: a state, or nothing at all, stands for the tokens before.
 _WITHOUT: Final = ("conv", "linear_attention", "mlp", "moe")
 _HYBRID: Final = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 
@@ -57,7 +58,7 @@ class Masks:
         self, model: Any, *, visible: torch.Tensor | None, rows: int, is_fixed: bool = False
     ) -> None:
         config = model.config.get_text_config(decoder=True)
-        implementation = config._attn_implementation
+        implementation = attention_of(config)
         self._additive_dtype: torch.dtype | None = (
             model.dtype if implementation == "eager" else None
         )
@@ -67,7 +68,7 @@ class Masks:
             config, "attention_layers", None
         )
         named = set(layer_types or ())
-        # Of a tree's tokens a state would hold other branches too.
+        # A state would hold a tree's other branches too.
         has_states = any(
             name in ("conv", "linear_attention") or name.startswith("hybrid") for name in named
         )
@@ -125,7 +126,7 @@ class Masks:
             transfer: Takes the numbers that have to be on the device.
             rows: The rows in the forward, as indices of the batch at the start.
             lengths: Tokens that each of them has in the cache.
-            depths: (rows or 1, width), by how much the place of each new token is further on.
+            depths: (rows or 1, width), how far each new token's position is behind the first's.
             frames: What the forward sees of the cache, by the windows of its layers. A cache of
                 layers without windows serves windowed attention too.
             trees: As in `StepDrafts.sees`; `None` where each new token sees those before it.
@@ -148,7 +149,7 @@ class Masks:
                 oldest = np.maximum(padding, starts + depths - (window - 1))
             if near is not None and window is not None and window < width:
                 near = near & (depths[:, :, None] - depths[:, None] < window)
-            # Of the new tokens each one sees itself and those before it, or what `near` says.
+            # Each new token sees itself and those before it, or as `near` says.
             ends = starts + depths + 1 if near is None else starts
             planned: dict[str, _Sent] = {"ends": transfer.add(ends[:, None, :, None])}
             # The columns of a ring that hold no token yet seem to hold those before the first.
@@ -211,7 +212,7 @@ class Masks:
 
 
 def _are_alike(lengths: Sequence[int], frames: Mapping[int | None, Frame]) -> bool:
-    """Whether all rows hold the same tokens in the same columns."""
+    """Says whether all rows hold the same tokens in the same columns."""
     if len(lengths) == 1:
         return True
     numbers = [lengths, *(frame.firsts for frame in frames.values())]
@@ -221,6 +222,6 @@ def _are_alike(lengths: Sequence[int], frames: Mapping[int | None, Frame]) -> bo
 def _frame_of(
     window: int | None, frames: Mapping[int | None, Frame], lengths: Sequence[int], width: int
 ) -> Frame:
-    """What a forward sees of the layers with a window."""
+    """The columns that a forward sees of the layers with a window."""
     default = Frame([0] * len(lengths), max(lengths) + width)
     return frames.get(window) or frames.get(None) or next(iter(frames.values()), default)

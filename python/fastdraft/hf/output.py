@@ -1,4 +1,4 @@
-"""What a generation returns."""
+"""The output of a generation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from fastdraft import DraftStats
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.loop import Decoding
-from fastdraft.hf.positions import PositionCriteria
+from fastdraft.hf.processors import PositionCriteria
 from fastdraft.stats import AssistantStats
 
 __all__ = ["SpeculativeOutput", "by_step", "pad_token_id", "padded_sequences"]
@@ -21,7 +21,7 @@ __all__ = ["SpeculativeOutput", "by_step", "pad_token_id", "padded_sequences"]
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """What `generate` of transformers returns in a dict, and the statistics of the drafts.
+    """The output of transformers' `generate` as a dict, and the statistics of the drafts.
 
     `scores` and `logits` hold, where asked for, one float32 tensor (rows, vocabulary) for each new
     token. Where a row had ended they are zeros: plain decoding's are what the model says behind
@@ -52,7 +52,9 @@ def pad_token_id(config: GenerationConfig, criteria: PositionCriteria, rows: int
             "stopping criteria of a batch need eos_token_id and pad_token_id, "
             f"which fill the rows that end early, got eos_token_id={config.eos_token_id}"
         )
-    pad = config._pad_token_tensor
+    pad = config.pad_token_id
+    if pad is None and config.eos_token_id is not None:
+        pad = torch.as_tensor(config.eos_token_id).reshape(-1)[0]
     return 0 if pad is None else int(pad)
 
 
@@ -65,6 +67,6 @@ def padded_sequences(decoding: Decoding, padding: int) -> torch.Tensor:
 
 
 def by_step(kept: Sequence[list[torch.Tensor]], counts: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """What is kept of each row, (tokens, vocabulary) in parts, as (rows, vocabulary) tensors."""
+    """Tensors kept of each row, (tokens, vocabulary) in parts, as (rows, vocabulary) tensors."""
     rows = [torch.cat(parts)[:count] for parts, count in zip(kept, counts, strict=True)]
     return pad_sequence(rows).unbind()

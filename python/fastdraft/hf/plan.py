@@ -25,13 +25,13 @@ from fastdraft.hf.attention import attending
 from fastdraft.hf.bitwise import rounding
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models.drafter import ModelDrafter
-from fastdraft.hf.interface import CACHE, unfit
+from fastdraft.hf.interface import CACHE, decoding_scope, is_callers_own, prefill, unfit
 from fastdraft.hf.kv_cache import RowCache, RowLayer
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
-from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.probe import Answer, Question, ask
+from fastdraft.hf.processors import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.requirements import besides_text, own_cache, require_supported
 from fastdraft.hf.rows import UNLIMITED, Rows, row_seeds, row_texts
 from fastdraft.hf.static import (
@@ -53,7 +53,7 @@ _engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.We
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """What `model.generate` calls in place of its own loop.
+    """The callable that `model.generate` calls instead of its own loop.
 
     Attributes:
         drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer, logprobs,
@@ -187,7 +187,7 @@ class Plan:
         self._choose_drafter()
         if asked.bitwise:
             self._require_bitwise()
-        # What every forward takes besides tokens, positions, mask and cache.
+        # The arguments of every forward besides tokens, positions, mask and cache.
         self._kwargs = {
             name: value
             for name, value in model_kwargs.items()
@@ -196,7 +196,7 @@ class Plan:
         self.answer = self._answered()
 
     def _answered(self) -> Answer:
-        """What the model can verify.
+        """Asks what the model can verify.
 
         Raises:
             InvalidValueError: Nothing, in words that name what differs.
@@ -206,7 +206,7 @@ class Plan:
         windows = [each.window for each in self._cache.layers if isinstance(each, RowLayer)]
         longest = self._config.max_length + self._cache.get_seq_length()
         narrowest = min((each for each in windows if each is not None), default=longest)
-        # A model that places tokens by their columns gets a tree wrong, however little that shows.
+        # A model that positions tokens by their columns gets a tree wrong, even if little shows.
         trees = masks.takes_trees and self._model_kwargs.get("position_ids") is not None
         question = Question(*shape, trees, windowed=longest > narrowest)
         options: dict[str, Any] = {
@@ -222,7 +222,7 @@ class Plan:
             for name in ("attention_mask", "inputs_embeds"):
                 if self._model_kwargs.get(name) is not None:
                     inputs[name] = self._model_kwargs[name]
-            if getattr(self._prepared, "_is_user_defined", False):
+            if is_callers_own(self._prepared):
                 inputs[CACHE] = self._prepared
             question = Question(*shape, answer.trees, given=tuple(sorted(given)))
             answer = ask(model, question, **options, inputs=inputs)
@@ -320,7 +320,7 @@ class Plan:
             if self._models is not None:
                 self._models.shape_by(decoding.shaped)
             with (
-                self._model._optimize_model_for_decode(),
+                decoding_scope(self._model),
                 compiling(is_compiled=self._compiled is not None),
                 attending(self._model),
             ):
@@ -338,7 +338,7 @@ class Plan:
         if isinstance(cache, RowCache):
             cache.take_over()
         kwargs = {**self._model_kwargs, CACHE: cache}
-        logits = model._prefill(input_ids, self._config, kwargs).logits
+        logits = prefill(model, input_ids, self._config, kwargs)
         # A copy, since some models give the logits of the whole prompt, which are large.
         first_logits = logits[:, -1].to(input_ids.device, copy=True)
         columns = cache.get_seq_length()
@@ -373,8 +373,7 @@ class Plan:
         # decoding would warn there too.
         end = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
         first = target.first_positions
-        # Where the first new token of each row is placed; the furthest of places along several
-        # axes.
+        # The position of each row's first new token; the largest along several axes.
         furthest = np.full(len(text), columns)
         if first is not None:
             furthest[:] = columns + first.reshape(-1, first.shape[-2]).amax(0).numpy(force=True)
@@ -397,7 +396,7 @@ class Plan:
         return Rows(
             text,
             columns=columns,
-            places=[UNLIMITED if end is None else end - at for at in furthest.tolist()],
+            positions=[UNLIMITED if end is None else end - at for at in furthest.tolist()],
             prompt_tokens=shown.sum(1).tolist(),
             seeds=self._seeds or [0] * len(text),
             requests=requests,
@@ -412,7 +411,7 @@ class Plan:
             self._cache.keep_buffers(self._compiled)
         if self._models is not None:
             self._models.warn_of_size()
-        given = getattr(self._prepared, "_is_user_defined", False)
+        given = is_callers_own(self._prepared)
         hands_cache_over = (
             len(rows) == 1
             and (given or self._wants_dict)

@@ -1,4 +1,4 @@
-"""What a model's forwards can verify, asked of the model itself.
+"""Asks a model what its forwards can verify.
 
 Whether a forward over several tokens continues a text as forwards over one do, whether rows of
 unequal length disturb each other, whether a tree's branches see themselves alone, whether a window
@@ -27,7 +27,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.drafts import StepDrafts
-from fastdraft.hf.interface import CACHE
+from fastdraft.hf.interface import CACHE, attention_of
 from fastdraft.hf.step import CachedModel, padded
 from fastdraft.hf.vocabulary import vocabulary_size
 
@@ -36,7 +36,7 @@ __all__ = ["Answer", "Question", "ask"]
 # Tokens of the prompts, of which the second is padded, and new tokens.
 _PROMPTS: Final = (4, 3)
 _NEW: Final = 7
-# What a token sees in a model with windows: less than a prompt has.
+# Tokens that a token sees in a model with windows: fewer than a prompt has.
 _WINDOW: Final = 3
 _WINDOWS: Final = ("sliding_window", "attention_chunk_size")
 # Lines of an excerpt's head.
@@ -47,7 +47,7 @@ _ROUNDING: Final = 8
 _ROUNDING_OF_PARTS: Final = 64 * torch.finfo(torch.float32).eps
 _MOST_ROUNDING: Final = 4096
 _LARGEST: Final = 1 / 8
-# What tokens that should not be seen change at least, relative to the largest logit.
+# The least change by tokens that should not be seen, relative to the largest logit.
 _WRONG: Final = 1 / 1024
 # Forwards over several tokens may round otherwise by more than a whole text differs from its parts.
 _SLACK: Final = 8
@@ -55,7 +55,7 @@ _SLACK: Final = 8
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a model.
+    """A question to a model.
 
     Attributes:
         rows: 1, or 2 for more of unequal length.
@@ -82,11 +82,11 @@ class Question:
 
 
 class Answer(NamedTuple):
-    """What a model can verify.
+    """The drafts that a model can verify.
 
     Attributes:
         trees: Whether drafts may be trees; else they are chains.
-        positions: Whether it places tokens by the positions that it is given; else by the columns
+        positions: Whether it positions tokens as it is given; else by the columns
             of the cache, padding included.
     """
 
@@ -110,7 +110,7 @@ def ask(
     device: torch.device,
     inputs: dict[str, Any] | None = None,
 ) -> Answer | str:
-    """What the model can verify, or what is wrong with its logits, in words.
+    """Asks what the model can verify; gives words for what is wrong with its logits.
 
     Asked once a process for each class, configuration, dtype and kind of cache, in evaluation mode.
 
@@ -124,7 +124,7 @@ def ask(
     """
     if getattr(_asking, "now", False):
         return Answer(question.trees)
-    kind = model.config._attn_implementation, model.dtype, _prepares(model), cache, question
+    kind = attention_of(model.config), model.dtype, _prepares(model), cache, question
     known = _of_models.setdefault(model, {})
     if kind not in known:
         key = (type(model), model.config.to_json_string(use_diff=False), *kind)
@@ -139,7 +139,7 @@ def ask(
 
 
 def _prepares(model: Any) -> str | None:
-    """What prepares its inputs in place of its class: PEFT, by what is tuned."""
+    """The object that prepares its inputs instead of its class: PEFT, by what is tuned."""
     own = vars(model).get("prepare_inputs_for_generation")
     owner = getattr(own, "__self__", None)
     return own and f"{type(owner)} {getattr(owner, 'active_peft_config', own)}"
@@ -212,7 +212,7 @@ class _Script:
     ) -> None:
         self._model, self._inputs = model, inputs
         self._rows = list(range(inputs["input_ids"].shape[0]))
-        # What each row says behind its prompt, and what it does not.
+        # The tokens that each row says behind its prompt, and one that it does not.
         self._text = [
             [usual[-1 - (5 * at + row) % len(usual)] for at in range(_NEW)] for row in self._rows
         ]
@@ -238,7 +238,7 @@ class _Script:
         return type(self._model).generate(self._model, **inputs, **options)
 
     def problem(self, prefill: _Prefill, answer: Answer) -> str | None:
-        """What is wrong with the logits of forwards that need this answer."""
+        """Says what is wrong with the logits of forwards that need this answer."""
         steps: list[list[_Line]] = []
 
         def decode(model: Any, *given: Any, **kwargs: Any) -> Any:
@@ -280,7 +280,7 @@ class _Script:
         )
 
     def _drafted(self, target: CachedModel, *, trees: bool) -> Iterator[list[_Line]]:
-        """What forwards over drafts say.
+        """The logits of forwards over drafts.
 
         The first row accepts a token, the others none. In a tree a wrong token stands before the
         right one, which then has to move.

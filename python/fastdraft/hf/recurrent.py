@@ -56,7 +56,8 @@ class Beginning(NamedTuple):
 
 
 class Commits:
-    """Of which lengths the recurrent states of each row are: now, and at its latest commit."""
+    """The length of text that the recurrent states of each row stand for: now, and at its latest
+    commit."""
 
     def __init__(self) -> None:
         self._now: list[int] | None = None
@@ -94,11 +95,11 @@ class Commits:
             )
         commits = starts <= floors
         # A forward over a single token may update states where they are.
-        in_place = width == 1
+        overwrites = width == 1
         whole = np.array(counts) == width
         self._now = np.where(whole, starts + width, -1).tolist()
-        self._committed = np.where(commits, -1 if in_place else starts, self._committed).tolist()
-        copies = in_place and not commits.all()
+        self._committed = np.where(commits, -1 if overwrites else starts, self._committed).tolist()
+        copies = overwrites and not commits.all()
         if copies:
             self._committed = np.where(commits, starts, self._committed).tolist()
         return Beginning(_some(transfer, back), _some(transfer, commits), copies)
@@ -176,7 +177,7 @@ class RecurrentLayer(_BASE):  # type: ignore[misc]
         # Tokens of the longest row.
         self.seen = dict.fromkeys(range(count), 0)
         self.states = States(self.recurrent_states)
-        # Where the next forward writes, and how far before that a later one may begin.
+        # The tokens that the next forward writes from, and how far before a later one may begin.
         self._next: tuple[list[int], int] | None = None
 
     def prepare_states(self, lengths: Sequence[int], floors: Sequence[int]) -> None:
@@ -220,7 +221,7 @@ class RecurrentLayer(_BASE):  # type: ignore[misc]
     ) -> torch.Tensor:
         earlier = self.recurrent_states[state_idx]
         state = recurrent_states if earlier is None else recurrent_states.to(earlier.dtype)
-        # In the place of the earlier one, which stays what was committed.
+        # Replaces the earlier one, which stays the committed state.
         self.recurrent_states[state_idx] = state
         return state
 
@@ -240,7 +241,7 @@ class RecurrentLayer(_BASE):  # type: ignore[misc]
                     "without"
                 )
             return
-        # Copies: the source's own are emptied, and stay at their place in memory.
+        # Copies: the source's own are emptied, and do not move in memory.
         for at, states in source.conv_states.items():
             if states is not None:
                 size = source.conv_kernel_size[at]

@@ -1,4 +1,4 @@
-"""What a model, a mode and inputs must be to be decoded speculatively; all else is refused."""
+"""Requirements of models, modes and inputs; generations that fail one are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.interface import CACHE, unfit
+from fastdraft.hf.interface import CACHE, is_callers_own, syncs_ranks, unfit
 
 __all__ = [
     "besides_text",
@@ -21,7 +21,7 @@ __all__ = [
     "require_supported",
 ]
 
-# What says that parts of the prompt are no text, where it is not all zeros.
+# Inputs that mark parts of the prompt as no text, unless all zeros.
 _TYPES: Final = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 
 
@@ -40,8 +40,7 @@ def require_supported(
     """
     require_model(model)
     require_mode(config)
-    # Unasked, it is on for a model that FSDP or DeepSpeed ZeRO-3 spreads over several ranks.
-    if model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)["synced_gpus"]:
+    if syncs_ranks(model, synced_gpus):
         raise InvalidValueError(
             "synced_gpus must be off, got True: under FSDP and ZeRO-3 all ranks run each forward "
             "together, and with drafts they need unequal numbers of them; gather the parameters "
@@ -66,11 +65,11 @@ def require_supported(
         return
     if streams:
         raise InvalidValueError(f"a streamer takes a batch of 1 row, got {rows} rows")
-    if getattr(cache, "_is_user_defined", False):
+    if is_callers_own(cache):
         # Rows of unequal length do not fit into it.
         raise InvalidValueError(f"{CACHE} is taken for a batch of 1 row, got {rows} rows")
     if model_kwargs.get("position_ids") is None and not all(cache.is_linear or [False]):
-        # It places tokens by the cache's length, which is that of the longest row.
+        # It positions tokens by the cache's length, which is that of the longest row.
         raise InvalidValueError(
             f"a batch needs a model that takes position_ids, got {type(model).__name__}"
         )
@@ -87,14 +86,14 @@ def own_cache(model: Any, input_ids: torch.Tensor) -> Cache | None:
 
 
 def besides_text(model_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What a prompt has besides text or its embeddings: images, for example."""
+    """The inputs of a prompt besides text or its embeddings: images, for example."""
     text = ("attention_mask", "position_ids", "inputs_embeds")
     given = {
         name: value
         for name, value in model_kwargs.items()
         if torch.is_tensor(value) and name not in text and not (name in _TYPES and not value.any())
     }
-    # What `generate` has encoded already.
+    # Inputs that `generate` has encoded already.
     if encoded := model_kwargs.get("mm_encoder_outputs"):
         given["mm_encoder_outputs"] = encoded
     return given
@@ -114,7 +113,7 @@ def require_mode(config: GenerationConfig, assistant_model: Any = None) -> None:
 
 
 def _require_positions(model: Any, config: GenerationConfig) -> None:
-    """Refuses texts in which the place of a token depends on how far the forward reaches."""
+    """Refuses texts in which the position of a token depends on how far the forward reaches."""
     text_config = model.config.get_text_config(decoder=True)
     rope = getattr(text_config, "rope_parameters", None) or {}
     kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
@@ -133,7 +132,7 @@ def _require_positions(model: Any, config: GenerationConfig) -> None:
 
 def _require_unindexed(model: Any, generation: GenerationConfig) -> None:
     """Refuses texts from which an indexer chooses what is attended to: of tokens that tie for the
-    last place, rounding decides, and what is chosen is no small difference."""
+    last rank, rounding decides, and what is chosen is no small difference."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "index_topk", None) or generation.max_length
     is_indexed = "indexed_attention" in (getattr(config, "layer_types", None) or ())

@@ -30,7 +30,7 @@ class Rows:
         text: (rows, columns) int64, the padded prompts and behind them what each row emits; grows.
         columns: Columns of the prompts in the cache, padding included.
         prompt_columns: Those in the text: of prompts given as embeddings there are fewer.
-        places: How many tokens the model can place behind each prompt.
+        positions: How many positions the model has behind each prompt.
         prompt_tokens: Tokens of each prompt, padding not counted.
         seeds: The seed of each row's samples.
         requests: Its id at the drafter.
@@ -46,7 +46,7 @@ class Rows:
 
     text: NDArray[np.int64]
     columns: int
-    places: list[int]
+    positions: list[int]
     prompt_tokens: list[int]
     seeds: list[int]
     requests: list[int]
@@ -73,8 +73,8 @@ class Rows:
         return [self.emitted[row] + self.columns - 1 for row in rows]
 
     def room(self, rows: Iterable[int]) -> list[int]:
-        """How many tokens the model can place behind the last one of some rows."""
-        return [max(self.places[row] - self.emitted[row], 0) for row in rows]
+        """How many positions the model has behind the last token of some rows."""
+        return [max(self.positions[row] - self.emitted[row], 0) for row in rows]
 
     def ends(self, rows: Sequence[int], count: int) -> NDArray[np.int64]:
         """The last tokens of some rows, (rows, count), -1 for those before the first column."""
@@ -122,7 +122,7 @@ def _checked_seed(seed: Any) -> int:
 def row_texts(
     what: str, given: Any, rows: int, copies: int, model: Any
 ) -> list[NDArray[np.int64] | None]:
-    """What the argument `what` gives each row, checked; each request has `copies` rows."""
+    """The part of argument `what` for each row, checked; each request has `copies` rows."""
     if given is None:
         return [None] * rows
     if isinstance(given, torch.Tensor):

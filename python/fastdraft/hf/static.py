@@ -27,7 +27,7 @@ from transformers.cache_utils import StaticCache, StaticLayer, StaticSlidingWind
 
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.device import Transfer
-from fastdraft.hf.interface import CACHE
+from fastdraft.hf.interface import CACHE, compiled_forward, is_callers_own
 from fastdraft.hf.kv_cache import SHARING, Frame, RaggedCache, RowLayer
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.step import CachedModel
@@ -55,7 +55,7 @@ _Buffers = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Compiled:
-    """What is known of a compiled forward from one generation to the next.
+    """State of a compiled forward, kept from one generation to the next.
 
     Attributes:
         buffers: The keys and values of the layers of its latest generation. A CUDA graph remembers
@@ -71,8 +71,8 @@ _compiled: weakref.WeakKeyDictionary[Any, Compiled] = weakref.WeakKeyDictionary(
 
 
 @dataclass
-class _Places:
-    """Where the next forward writes; shared by the layers that hold the same tokens.
+class _Writes:
+    """The columns that the next forward writes; shared by the layers that hold the same tokens.
 
     Attributes:
         columns: The columns of a layer's buffers.
@@ -88,7 +88,7 @@ class _Places:
     at: torch.Tensor | None = None
     length: Any = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Places:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Writes:
         """Itself: a model that repeats its layers copies those of the cache in its first forward,
         and the copies write where the others do."""
         return self
@@ -101,14 +101,14 @@ class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
     overwrites is out of every later query's sight, even if the draft is rejected.
     """
 
-    def __init__(self, places: _Places, window: int | None) -> None:
+    def __init__(self, writes: _Writes, window: int | None) -> None:
         super().__init__(window)
-        self.places = places
+        self.writes = writes
         self.earlier: _Buffers | None = None  # of an earlier generation, to be used again
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         earlier, self.earlier = self.earlier or (None, None), None
-        columns = self.places.columns
+        columns = self.writes.columns
         self.keys = _buffer(key_states, columns, earlier[0])
         self.values = _buffer(value_states, columns, earlier[1])
         self.is_initialized = True
@@ -116,7 +116,7 @@ class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, at = self.places.rows, self.places.at
+        rows, at = self.writes.rows, self.writes.at
         if rows is None or at is None:
             return self._begin(key_states, value_states)
         # Layers may be spread over devices.
@@ -132,11 +132,11 @@ class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         length = key_states.shape[-2]
-        held = min(length, self.places.columns)
-        at = torch.arange(length - held, length, device=key_states.device) % self.places.columns
+        held = min(length, self.writes.columns)
+        at = torch.arange(length - held, length, device=key_states.device) % self.writes.columns
         self.keys[:, :, at] = key_states[:, :, length - held :]
         self.values[:, :, at] = value_states[:, :, length - held :]
-        self.places.length = length
+        self.writes.length = length
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -144,10 +144,10 @@ class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
         return query_length, 0
 
     def get_seq_length(self) -> Any:
-        return self.places.length
+        return self.writes.length
 
     def get_max_length(self) -> int:
-        return self.places.columns
+        return self.writes.columns
 
 
 class StaticRowCache(RaggedCache):
@@ -162,7 +162,7 @@ class StaticRowCache(RaggedCache):
     """
 
     def __init__(self, prepared: StaticCache) -> None:
-        if getattr(prepared, "_is_user_defined", False):
+        if is_callers_own(prepared):
             raise InvalidValueError(
                 f"{CACHE} must be a DynamicCache, got StaticCache; leave it out and pass "
                 "cache_implementation='static'"
@@ -172,10 +172,10 @@ class StaticRowCache(RaggedCache):
                 "a static cache must stay on the model's device, got offloaded StaticCache; use "
                 "cache_implementation='static'"
             )
-        # Where all layers have a window, the cache does not tell.
+        # If all layers have a window, the cache does not say.
         whole = [layer.max_cache_len for layer in prepared.layers if type(layer) is StaticLayer]
         longest = max(whole, default=math.inf)
-        self._places: dict[int | None, _Places] = {}
+        self._writes: dict[int | None, _Writes] = {}
         layers = [self._layer(layer, index, longest) for index, layer in enumerate(prepared.layers)]
         super().__init__(layers=layers)
         self._longest: Callable[[], torch.Tensor]
@@ -189,23 +189,23 @@ class StaticRowCache(RaggedCache):
                 "a static cache needs layers of full or sliding attention, "
                 f"got layer {index} with {type(layer).__name__}; leave cache_implementation unset"
             )
-        # Of a layer with a window, its length or the window, whichever is shorter.
+        # A layer with a window gives the text's length or the window, whichever is shorter.
         size = layer.max_cache_len
         is_ring = type(layer) is StaticSlidingWindowLayer and size < longest
         window = size if is_ring else None
-        places = self._places.setdefault(window, _Places(size + WIDTHS[-1] - 1, is_ring))
-        windows = [each for each in self._places if each is not None]
+        writes = self._writes.setdefault(window, _Writes(size + WIDTHS[-1] - 1, is_ring))
+        windows = [each for each in self._writes if each is not None]
         if len(windows) > 1:
             raise InvalidValueError(
                 f"a static cache needs sliding windows of one size, got {windows[0]} and {size}; "
                 "leave cache_implementation unset"
             )
-        return _StaticRowLayer(places, window)
+        return _StaticRowLayer(writes, window)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The columns of its layers, which with rows and tokens make a forward's shape."""
-        return tuple(places.columns for places in self._places.values())
+        return tuple(writes.columns for writes in self._writes.values())
 
     def plan(
         self,
@@ -219,19 +219,19 @@ class StaticRowCache(RaggedCache):
         starts = np.array(lengths)
         self._longest = transfer.add(np.array(starts.max()))
         tokens = starts[:, None] + np.arange(width)
-        for window, places in self._places.items():
-            firsts = starts + width - places.columns if places.is_ring else np.zeros_like(starts)
-            self.frames[window] = Frame(firsts.tolist(), places.columns, places.is_ring)
+        for window, writes in self._writes.items():
+            firsts = starts + width - writes.columns if writes.is_ring else np.zeros_like(starts)
+            self.frames[window] = Frame(firsts.tolist(), writes.columns, writes.is_ring)
             self._at[window] = transfer.add(self.frames[window].columns_of(tokens))
 
     def prepare(self) -> None:
         longest = self._longest()
-        for window, places in self._places.items():
+        for window, writes in self._writes.items():
             at = self._at[window]()
-            if places.rows is None or len(places.rows) != len(at):
-                places.rows = torch.arange(len(at), device=at.device)[:, None]
-                torch._dynamo.mark_static(places.rows)
-            places.at, places.length = at, longest
+            if writes.rows is None or len(writes.rows) != len(at):
+                writes.rows = torch.arange(len(at), device=at.device)[:, None]
+                torch._dynamo.mark_static(writes.rows)
+            writes.at, writes.length = at, longest
             torch._dynamo.mark_static(at)
 
     def take_buffers(self, compiled: Compiled) -> None:
@@ -262,7 +262,7 @@ def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) ->
         return earlier.zero_()
     buffer = states.new_zeros(shape)
     torch._dynamo.mark_static(buffer)
-    # Written in place by every forward, which a CUDA graph allows where it does not move.
+    # Every forward writes to it, which a CUDA graph allows while it does not move.
     torch._dynamo.mark_static_address(buffer, guard=False)
     return buffer
 
@@ -284,14 +284,14 @@ class StaticModel(CachedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Of a row that ends at once, no forward says more.
+        # No forward follows for a row that ends at once.
         self._lengths = np.full(self.batch, self.cache.get_seq_length())
 
     def rows_in_forward(self, running: int) -> int:
         return self.batch
 
     def is_warm(self, width: int) -> bool:
-        """Whether a forward of this width has been compiled, and its time says what it costs."""
+        """Says whether a forward of this width has been compiled, so that its time is its cost."""
         cold = _COLD_RUNS.get(self.device.type, _COLD_RUNS_ELSEWHERE)
         return self.compiled is None or self.compiled.runs[self._shape(width)] >= cold
 
@@ -329,7 +329,7 @@ class StaticModel(CachedModel):
             trees=sees,
         )
 
-    def _places(self, rows: Sequence[int]) -> Sequence[int]:
+    def _slots(self, rows: Sequence[int]) -> Sequence[int]:
         return rows
 
     def _called(self, inputs: dict[str, Any]) -> torch.Tensor:
@@ -376,10 +376,8 @@ def compiled_call(
     Returns:
         The forward, and what is known of it; `None` for the model.
     """
-    if not model._valid_auto_compile_criteria(model_kwargs, config):
-        return model, None
-    call = model.get_compiled_call(config.compile_config)
-    return call, _compiled.setdefault(call, Compiled())
+    call = compiled_forward(model, config, model_kwargs)
+    return (model, None) if call is None else (call, _compiled.setdefault(call, Compiled()))
 
 
 @contextlib.contextmanager

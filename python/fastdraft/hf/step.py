@@ -32,11 +32,10 @@ class CachedModel:
         cache: A `RowCache` or `StaticRowCache`, the keys and values of each row.
         masks: Makes the attention masks that the model cannot make itself.
         first_positions: (..., rows or 1, 1) int64, the position of the first token in the cache, of
-            each row or of all; `None` for a model that places tokens by the cache's length.
+            each row or of all; `None` for a model that positions tokens by the cache's length.
         kwargs: Further arguments of every forward, as `generate` prepares them.
         home: The device on which the logits are wanted.
-        last_offset: How far behind `first_positions` a token may be placed; those further on are
-            placed there too.
+        last_offset: The largest position behind `first_positions`; later tokens get it too.
         takes_trees: Whether a draft may be a tree.
         device: The device of the model's inputs.
         vocabulary: How many token ids the model takes.
@@ -74,7 +73,7 @@ class CachedModel:
         return first + offsets
 
     def _inputs(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """What the model is called with, as its `prepare_inputs_for_generation` says.
+        """The arguments of the model, as its `prepare_inputs_for_generation` says.
 
         Args:
             input_ids: (rows, width), contiguous.
@@ -104,7 +103,7 @@ class CachedModel:
         return inputs
 
     def rows_in_forward(self, running: int) -> int:
-        """How many rows a forward has where so many have not ended."""
+        """The rows of a forward when `running` rows have not ended."""
         return running
 
     @property
@@ -117,12 +116,12 @@ class CachedModel:
         return self.cache.starts(cached)  # type: ignore[no-any-return]
 
     def is_warm(self, width: int) -> bool:
-        """Whether the time of a forward of this width says what it costs."""
+        """Says whether the time of a forward of this width is what it costs."""
         return True
 
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves accepted tokens behind each other, as `RowCache.compact`, in these rows."""
-        self.cache.compact(self._places(rows), cached, kept)
+        self.cache.compact(self._slots(rows), cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops the rows that have ended, as `RowCache.keep`."""
@@ -147,7 +146,7 @@ class CachedModel:
             counts: How many of each row's are no padding, at least one.
             rows: The index of each row in the batch at the start.
             cached: Tokens of each row in the cache.
-            wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
+            wanted: The logits are wanted after the last n tokens of each row; `None` for all.
             trees: As in `StepDrafts.sees`; `None` where each token follows the one before it.
             floors: As in `RowCache.plan`.
         """
@@ -155,7 +154,7 @@ class CachedModel:
         depths, used = steps, None
         ends = np.array(counts)[:, None]
         if min(counts) < steps.shape[1]:
-            # Padding stands where a row's last token does: one place further on may not exist.
+            # Padding has the position of the row's last token: a later one may not exist.
             used = steps < ends
             depths = np.minimum(steps, ends - 1)
         if trees is not None:
@@ -178,13 +177,13 @@ class CachedModel:
         flat = logits.flatten(0, 1)
         if used is not None or len(rows) < logits.shape[0]:
             width = logits.shape[1]
-            lines = np.array(self._places(rows))[:, None] * width + np.arange(width)
+            lines = np.array(self._slots(rows))[:, None] * width + np.arange(width)
             chosen = lines.ravel() if used is None else lines[used]
             flat = lines_of(flat, chosen.tolist())
         return flat.to(self.home)
 
-    def _places(self, rows: Sequence[int]) -> Sequence[int]:
-        """The place of each row in the forwards and the cache."""
+    def _slots(self, rows: Sequence[int]) -> Sequence[int]:
+        """The slot of each row in the forwards and the cache."""
         return range(len(rows))
 
     def _run(
@@ -203,8 +202,7 @@ class CachedModel:
 
         Args:
             input_ids: (rows, width).
-            depths: (rows or 1, width), by how much the place of each token is further on than the
-                row's first.
+            depths: (rows or 1, width), how far each token's position is behind the row's first.
         """
         width = input_ids.shape[1]
         transfer = Transfer()
@@ -246,7 +244,7 @@ _PASSED_ON = (CACHE, *_CHANGING)
 
 
 def _prepares_plainly(model: Any) -> bool:
-    """Whether the model prepares its inputs as transformers does where nobody says otherwise.
+    """Says whether the model prepares its inputs by transformers' default.
 
     Then its inputs are what it is given, and need not be prepared at every step.
     """

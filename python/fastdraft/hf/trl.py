@@ -29,7 +29,7 @@ MEMORY_FILE = "fastdraft.datastore"
 
 # The most tokens that a rank sends in one message.
 _MOST_TOKENS = 1 << 20
-# What a rollout can be drafted from here.
+# The sources that a rollout can be drafted from here.
 _SOURCES = (Source.CONTEXT, Source.RUNNING, Source.DATASTORE)
 
 
@@ -132,7 +132,7 @@ def _require_drafted(trainer: Any) -> None:
     if "generate" in vars(model):
         raise InvalidValueError(
             f"model.generate must be the class's own, got {model.generate!r}: attach once, and "
-            "leave no other function in its place"
+            "put no other function there"
         )
 
 
@@ -147,7 +147,7 @@ class _Undrafted(Engine):
 
 
 class _Rollouts:
-    """Generates the rollouts of a trainer in place of its model's own loop, and logs them.
+    """Generates the rollouts of a trainer instead of its model's own loop, and logs them.
 
     Attributes:
         drafter: The engine.
@@ -160,7 +160,7 @@ class _Rollouts:
         self._trainer = trainer
         speculation: Any = hf.speculate(drafter=drafter, bitwise=bitwise)
         self._speculation = replace(speculation, always_dict=True)
-        # What `_slot` counts in.
+        # The step that `_slot` counts in.
         self._step: tuple[bool, int] | None = None
         self._slot = 0
 
@@ -235,8 +235,10 @@ def _seed(numbers: tuple[int, ...], prompt: NDArray[np.int64]) -> int:
 
 
 class _Steps(TrainerCallback):
-    """What is to be done between steps, where all ranks meet, however many generations each has
-    run: gives each rank what the others have sampled, and saves the memory with checkpoints."""
+    """Work between steps, where all ranks meet, however many generations each has run.
+
+    Gives each rank what the others have sampled, and saves the memory with checkpoints.
+    """
 
     def __init__(self, rollouts: _Rollouts, store: Datastore) -> None:
         self._rollouts = rollouts
@@ -289,7 +291,7 @@ def _copy(memory: Datastore | str | os.PathLike[str], store: Datastore) -> None:
 
 
 def _texts(store: Datastore, begin: int) -> tuple[list[bytes], int]:
-    """What a store holds from a position on, in messages of bounded size, and its end."""
+    """The texts of a store from a position on, in messages of bounded size, and its end."""
     texts = []
     while begin < store.end:
         text, begin = store._dump(begin, _MOST_TOKENS)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fastdraft.hf.device import on_device
 from fastdraft.hf.drafts import StepDrafts
-from fastdraft.hf.positions import Warping
+from fastdraft.hf.processors import Warping
 from fastdraft.kernels.workspace import Size
 from fastdraft.verification import (
     Verified,
@@ -28,12 +28,12 @@ from fastdraft.verification import (
 
 __all__ = ["Choice", "Verifier"]
 
-# A workspace has room for drafts of so many tokens from the start.
+# Initial workspace capacity, in draft tokens.
 _MOST_DRAFTED = 16
 
 
 class Choice(NamedTuple):
-    """What the target made of the drafts of a step, on the host.
+    """The target's verdict on the drafts of a step, on the host.
 
     Attributes:
         tokens: What each row emits: accepted tokens, then the target's own unless all tokens of
@@ -183,7 +183,7 @@ def _draft_logits(drafts: StepDrafts, ids: torch.Tensor, scores: torch.Tensor) -
 
 
 def _read(verified: Verified) -> Choice:
-    """What was verified, on the host: in one read."""
+    """The verified tokens, on the host: in one read."""
     parts = {"tokens": verified.token_ids}
     if verified.tree_path is not None:
         parts["paths"] = verified.tree_path

@@ -37,8 +37,8 @@ PROBABILITIES: Final = (
     *(0.05, 0.23, 0.47, 0.57, 0.64, 0.69, 0.70, 0.72, 0.73),
     *(0.77, 0.79, 0.80, 0.83, 0.84, 0.84, 0.85, 0.90),
 )
-"""The chance of the next token after a repetition of 0 (an edit), 1, 2, ... tokens: what recorded
-requests of many kinds show together."""
+"""The probability of the next token after a repetition of 0 (an edit), 1, 2, ... tokens: the mean
+of recorded requests of many kinds."""
 
 _LONGEST_MATCH: Final = 32
 _WINDOW_BITS: Final = 20
@@ -58,8 +58,8 @@ class Aligner:
         reach: the most tokens that a text may have grown by since its tree was made; by default
             what two steps emit at most.
         window: how many positions before the text's last are looked at for a repetition.
-        probabilities: the chance of the next token after a repetition of 0, 1, 2, ... tokens.
-            Longer ones are not looked for. 0 stands for an edit: the last token in the place of
+        probabilities: the probability of the next token after a repetition of 0, 1, 2, ... tokens.
+            Longer ones are not looked for. 0 stands for an edit: the last token instead of
             another.
         shortest: the fewest tokens of a repetition.
         beside_head: whether calls have a `Head`, whose drafts are taken where they are better.
@@ -103,8 +103,8 @@ class Aligner:
             raise InvalidValueError(f"probabilities must be from 0 to 1, got {probabilities}")
         self._vocabulary = vocabulary
         self._padding = padding
-        chances = torch.tensor(probabilities, dtype=torch.float32, device=device)
-        self._scan = Scan(chances, shortest, window, reach)
+        weights = torch.tensor(probabilities, dtype=torch.float32, device=device)
+        self._scan = Scan(weights, shortest, window, reach)
         self._beside_head = beside_head
         width = 3 + (width_beside_head(lookahead) if beside_head else 0) + tail
         self._output = Aligned(
@@ -132,8 +132,8 @@ class Aligner:
 
         Args:
             texts: The texts as they are now, of all the host's requests.
-            trees: The newest continuations that have arrived, at the same places.
-            idx_mapping: integer (rows,), the place of each row of the batch. A row whose place is
+            trees: The newest continuations that have arrived, in the same slots.
+            idx_mapping: integer (rows,), the slot of each row of the batch. A row whose slot is
                 outside gets no draft.
             num_sampled: integer (rows,), how many tokens each row has just emitted. A row with none
                 gets no draft: it is still at its prompt.
@@ -178,9 +178,9 @@ class Aligner:
             )
         int32 = (torch.int32,)
         check_tensor("texts.token_ids", texts.token_ids, int32, dimensions=2)
-        places = len(texts.token_ids)
+        slots = len(texts.token_ids)
         check_tensor("trees.token_ids", trees.token_ids, int32, dimensions=2)
-        nodes = (places, trees.token_ids.shape[1])
+        nodes = (slots, trees.token_ids.shape[1])
         if not 1 <= nodes[1] <= 1 << 10:
             raise InvalidValueError(
                 f"trees.token_ids must have from 1 to 1024 nodes, got {nodes[1]}"
@@ -203,15 +203,15 @@ class Aligner:
                 ("head.first", head.first, float32, (2, max(head.first.shape[1], 1))),
             ]
         for name, value, dtypes, shape in (
-            ("texts.lengths", texts.lengths, int32, (places,)),
-            ("texts.requests", texts.requests, int32, (places,)),
-            ("texts.limits", texts.limits, int32, (places,)),
-            ("trees.bases", trees.bases, int32, (places,)),
-            ("trees.counts", trees.counts, int32, (places,)),
+            ("texts.lengths", texts.lengths, int32, (slots,)),
+            ("texts.requests", texts.requests, int32, (slots,)),
+            ("texts.limits", texts.limits, int32, (slots,)),
+            ("trees.bases", trees.bases, int32, (slots,)),
+            ("trees.counts", trees.counts, int32, (slots,)),
             ("trees.token_ids", trees.token_ids, int32, nodes),
             ("trees.parents", trees.parents, int32, nodes),
             ("trees.probabilities", trees.probabilities, float32, nodes),
-            ("trees.requests", trees.requests, int32, (places,)),
+            ("trees.requests", trees.requests, int32, (slots,)),
             ("idx_mapping", idx_mapping, INTEGER_TYPES, (rows,)),
             ("num_sampled", num_sampled, INTEGER_TYPES, (rows,)),
             *of_head,

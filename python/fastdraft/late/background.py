@@ -1,7 +1,7 @@
 """Drafting beside a host that never waits: a thread that owns the engine.
 
 An asynchronous host launches its next step before it knows the last one's tokens. It says how to
-read each step's tokens once they arrive, and drafts from the continuations that came last:
+read each step's tokens once they arrive, and drafts from the latest continuations:
 
     drafter = BackgroundDrafter(engine, continuations, numbers, publish)
     number = drafter.add(row, prompt_ids)
@@ -44,7 +44,7 @@ _COSTS = "drafting ahead failed; outputs stay as they are"
 
 
 class BatchEngine(Protocol):
-    """What a background drafter calls, all on its thread: `fastdraft.Engine`, or a host's own
+    """The calls of a background drafter, all on its thread: `fastdraft.Engine`, or a host's own
     layer over one, which may take other options and keep its own counts."""
 
     @property
@@ -64,7 +64,7 @@ class BatchEngine(Protocol):
 
 
 class Report(NamedTuple):
-    """What the rows of a step emitted: row rows[i] token_ids[offsets[i]:offsets[i + 1]].
+    """The tokens that the rows of a step emitted: row rows[i] token_ids[offsets[i]:offsets[i + 1]].
 
     Attributes:
         rows, numbers: int64, the rows, each once, and the numbers of their requests.
@@ -83,13 +83,13 @@ class Report(NamedTuple):
     def last(self, sizes: Numbers) -> Report:
         """The last `sizes[i]` tokens of each row, of those rows that have any."""
         known = np.diff(self.offsets)
-        place = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], known)
+        steps = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], known)
         taken = sizes > 0
         return Report(
             self.rows[taken],
             self.numbers[taken],
             (self.positions + known - sizes)[taken],
-            self.token_ids[place >= np.repeat(known - sizes, known)],
+            self.token_ids[steps >= np.repeat(known - sizes, known)],
             np.concatenate([[0], np.cumsum(sizes[taken])]),
             self.drafted[taken],
         )
@@ -100,18 +100,18 @@ class _Request:
     number: int
     row: int
     text: Sequence[int] | Ids
-    """When it began, of so many tokens. The prompt comes first."""
+    """The tokens that it began with, the prompt first."""
     size: int
     prompt_size: int
     options: dict[str, Any]
     id: int = -1
     """The engine's; -1 before the prompt is indexed."""
     missed: list[Report] = field(default_factory=list)
-    """What it has emitted meanwhile."""
+    """Its tokens of the meantime."""
 
 
 _Queue = deque[tuple[Callable[[], Any], bool]]
-"""What to call, and whether that gives a report."""
+"""A call, and whether it gives a report."""
 
 
 class BackgroundDrafter:
@@ -190,7 +190,7 @@ class BackgroundDrafter:
         """Errors. Each cost drafts, of a step, of one request, or of all that were running."""
         return self._faults.count
 
-    # What the host calls.
+    # Called by the host.
 
     def add(
         self,
@@ -248,8 +248,8 @@ class BackgroundDrafter:
             self._put(lambda: self._end(number, self._engine.cancel))
 
     def drain(self, timeout: float = 60.0) -> bool:
-        """Waits until all that was reported is taken and published; whether it is, after so many
-        seconds."""
+        """Waits until all that was reported is taken and published, at most `timeout` seconds.
+        Gives whether it is."""
         if self._thread is None:
             while not self._stopping and self.run_once():
                 pass
@@ -272,7 +272,7 @@ class BackgroundDrafter:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    # What the thread does.
+    # Called by the thread.
 
     def run_once(self) -> bool:
         """Does what is queued now: the thread's work, for a drafter that has none.
@@ -324,7 +324,7 @@ class BackgroundDrafter:
                     self._publish()  # now: the next line may wait for a whole step
                     ready.append(self._new_of(call()))
                 else:
-                    # What was reported before a request ends belongs to it.
+                    # Tokens reported before a request ends belong to it.
                     self._continue(ready)
                     ready = []
                     call()
@@ -336,7 +336,7 @@ class BackgroundDrafter:
         self._publish()
 
     def _new_of(self, report: Report) -> Report:
-        """What of a report the engine can take now; requests without an index keep their part."""
+        """The part of a report that the engine can take now. Requests without index keep theirs."""
         rows, known = report.rows, self._lengths[report.rows]
         ends = report.positions + np.diff(report.offsets)
         follows = (self._seated[rows] == report.numbers) & (report.positions <= known)

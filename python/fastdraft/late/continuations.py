@@ -12,9 +12,9 @@ __all__ = ["Continuations"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuations:
-    """What each row of a batch may go on with: a tree, computed from the row's text.
+    """Likely continuations of each row of a batch: a tree, computed from the row's text.
 
-    `Engine.continue_batch` writes the arrays in place, so they may lie in any memory, such as
+    `Engine.continue_batch` writes to the arrays, so they may lie in any memory, such as
     pinned memory that a device copies from. All are C-contiguous.
 
     Attributes:
@@ -24,8 +24,8 @@ class Continuations:
         token_ids: (rows, nodes) int32.
         parents: (rows, nodes) int32: the index of each node's parent in its row; -1 for a node that
             follows the text. A parent stands before its children; siblings have different tokens.
-        probabilities: (rows, nodes) float32: the chance that the target emits the whole path to the
-            node. They fall along the row.
+        probabilities: (rows, nodes) float32: that the target emits the whole path to the node. They
+            fall along the row.
     """
 
     base: NDArray[np.int32]

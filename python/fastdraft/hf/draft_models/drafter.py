@@ -95,7 +95,7 @@ class ModelDrafter:
 
     @property
     def assistants(self) -> list[AssistantStats]:
-        """What the drafts of each model were worth so far, the smallest model first."""
+        """Statistics of each model's drafts so far, the smallest model first."""
         return [stage.stats for stage in self._stages]
 
     def add_request(self, prompt_ids: Any, **options: Any) -> int:
@@ -165,7 +165,7 @@ class ModelDrafter:
         seconds: float,
         options: dict[str, Any],
     ) -> DraftBatch:
-        """The engine's drafts, where the model found these and took so many seconds."""
+        """The engine's drafts beside the model's, which took `seconds`."""
         assert self._lookup is not None
         drafts = [found.get(request, RowDraft()) for request in requests]
         offers = Offers.of_rows(

@@ -29,9 +29,10 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import RowDraft, StepDrafts
-from fastdraft.hf.kv_cache import RowCache, places_after
+from fastdraft.hf.interface import is_recurrent
+from fastdraft.hf.kv_cache import RowCache, compacted_slots
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.positions import Warping
+from fastdraft.hf.processors import Warping
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.step import CachedModel, padded
 from fastdraft.hf.verifier import Verifier
@@ -44,7 +45,7 @@ __all__ = ["Scoring", "Stage"]
 # A first forward over more tokens than these reads a prompt, or text that others drafted.
 _CATCHING_UP: Final = 3
 _LONGEST: Final = 64
-# Beyond so many tokens a row a forward takes time in proportion to them.
+# A forward over more tokens a row takes time in proportion to them.
 _WIDEST: Final = 256
 
 _MASK: Final = (1 << 64) - 1
@@ -118,11 +119,16 @@ class Stage:
         self._cost = StepLatency.of(model, model.device.type)
         self._target_seconds: float | None = None
         self._drafts = self._drafted = 0
-        self._judged: list[int] = []  # by the place in the draft
+        self._judged: list[int] = []  # by the index in the draft
         self._accepted: list[int] = []
 
+        if is_recurrent(model):
+            raise InvalidValueError(
+                f"assistant must keep its state in a key-value cache, got {type(model).__name__}, "
+                "whose recurrent state cannot take back a rejected token"
+            )
         config = model.config.get_text_config(decoder=True)
-        self._places: int | None = getattr(config, "max_position_embeddings", None)
+        self._positions: int | None = getattr(config, "max_position_embeddings", None)
         # PEFT's models pass on what theirs takes, and do not say so.
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         parameters = inspect.signature(inner.forward).parameters
@@ -143,7 +149,7 @@ class Stage:
             kwargs=kwargs,
             home=model.device,
             # Beyond it may be rows that do not take part, and tokens that stages above drafted.
-            last_offset=UNLIMITED if self._places is None else self._places - 1,
+            last_offset=UNLIMITED if self._positions is None else self._positions - 1,
         )
         # The scores that it is given are warped.
         self._verifier = Verifier(Warping())
@@ -154,7 +160,7 @@ class Stage:
         self._requests[request] = _Request(len(self._requests), text, seed)
 
     def end(self, request: int) -> None:
-        """Ends a request; its place in the cache becomes free."""
+        """Ends a request; its slot in the cache becomes free."""
         self._ended.add(request)
         self._schedule.forget(self._key(request))
 
@@ -165,8 +171,8 @@ class Stage:
     def expected(
         self, requests: Sequence[int], step: NDArray[np.float64], limits: NDArray[np.int32]
     ) -> tuple[float, float, NDArray[np.float64]]:
-        """What drafting for all of `requests` may come to: its seconds, those of reading what the
-        model has not read yet, and the tokens of each that are accepted, float64 (requests,).
+        """Expectations of drafting for all of `requests`: its seconds, those of reading text new to
+        the model, and the accepted tokens of each, float64 (requests,).
         `step` is that of `draft`.
 
         What the model has to read first serves later drafts too, so its time is shared out among
@@ -206,7 +212,7 @@ class Stage:
 
     @property
     def stats(self) -> AssistantStats:
-        """What its drafts were worth so far."""
+        """Statistics of its drafts so far."""
         return AssistantStats(
             drafts=self._drafts,
             drafted=self._drafted,
@@ -217,16 +223,16 @@ class Stage:
         )
 
     def _takes(self, request: int) -> bool:
-        """Whether the model has an embedding for every token of the text."""
+        """Says whether the model has an embedding for every token of the text."""
         of_request = self._requests[request]
         new = of_request.text[of_request.confirmed :]
         return bool(of_request.text) and all(token < self.vocabulary.known for token in new)
 
     def _room(self, request: int) -> int:
-        """How many tokens the model has places for, behind the text of `request`."""
+        """How many positions the model has behind the text of `request`."""
         # The last one drafted is not given to it.
         length = len(self._requests[request].text)
-        return _LONGEST if self._places is None else max(self._places - length + 1, 0)
+        return _LONGEST if self._positions is None else max(self._positions - length + 1, 0)
 
     def draft(
         self,
@@ -305,8 +311,8 @@ class Stage:
         self._drafted += drafted
         for counts, number in ((self._judged, judged), (self._accepted, accepted)):
             counts.extend([0] * (number - len(counts)))
-            for place in range(number):
-                counts[place] += 1
+            for index in range(number):
+                counts[index] += 1
 
     def _round(
         self,
@@ -330,7 +336,7 @@ class Stage:
         estimator = self._schedule.estimator
         for request, first, tokens in zip(active, below.first_lines, emitted, strict=True):
             draft = drafts[request]
-            # Whether it is too unsure to go on, or has drafted what it cannot be given.
+            # True if it is too unsure to go on, or has drafted a token that it cannot be given.
             stops = not tokens
             for line, token in enumerate(tokens[: wanted[request] - len(draft.token_ids)], first):
                 # A confidence of NaN leaves nothing to draw from.
@@ -388,7 +394,7 @@ class Stage:
         for request in self._slots:
             cached = self._requests[request]
             if request not in tails:
-                # The row only keeps its place: what is written there is written over.
+                # The row only keeps its slot: the next forward overwrites this token.
                 lengths.append(len(cached.token_ids))
                 feeds.append([0])
                 wanted.append(0)
@@ -457,7 +463,7 @@ class Stage:
     def _drop_ended(self) -> None:
         if self._ended.isdisjoint(self._slots):
             return
-        staying = places_after([request in self._ended for request in self._slots])
+        staying = compacted_slots([request in self._ended for request in self._slots])
         self._slots = [self._slots[slot] for slot in staying]
         self._model.cache.keep(staying)
 

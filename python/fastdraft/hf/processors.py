@@ -70,18 +70,18 @@ _KNOWN = (
 
 
 class Positions:
-    """Places in the texts of a step, each with the text before it.
+    """Positions in the texts of a step, each with the text before it.
 
     Args:
         text: (rows of the batch, columns) int64, padded prompts with output.
         rows: The rows that tokens stand behind, as indices of the batch.
         starts: The length of each one's text before the step, padding included.
         tails: The tokens behind it.
-        counts: How many places each has: the last one behind its tail, the others before the tail's
-            last tokens.
+        counts: How many positions each has: the last one behind its tail, the others before
+            its last tokens.
 
     Attributes:
-        rows: The row of each place.
+        rows: The row of each position.
     """
 
     def __init__(
@@ -103,13 +103,13 @@ class Positions:
         self.rows = np.array(rows)[self._lines]
 
     def ends(self, count: int) -> NDArray[np.int64]:
-        """The last tokens before each place, (places, count), -1 for those before the text."""
+        """The last tokens before each position, (positions, count), -1 before the text."""
         columns = self._lengths[:, None] + np.arange(-count, 0)
         texts = self._texts[self._lines[:, None], columns.clip(0)]
         return np.where(columns < 0, -1, texts)
 
     def by_length(self, device: torch.device) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        """The places whose text is equally long, and their texts; shortest first."""
+        """The positions whose text is equally long, and their texts; shortest first."""
         for length in np.unique(self._lengths):
             (members,) = np.nonzero(self._lengths == length)
             yield members, on_device(device, self._texts[self._lines[members], :length])[0]
@@ -165,7 +165,7 @@ class Warping:
 
 
 def _removes(warper: Any) -> bool:
-    """Whether a warper gives what it filters no probability, and keeps no more than it must."""
+    """Says whether a warper gives filtered tokens no probability and keeps only what it must."""
     gives_nothing = getattr(warper, "filter_value", -torch.inf) == -torch.inf
     return gives_nothing and getattr(warper, "min_tokens_to_keep", 1) == 1
 
@@ -224,7 +224,7 @@ class _NoScores:
 
 
 class PositionCriteria:
-    """The stopping criteria of a generation, told apart by what they read.
+    """The stopping criteria of a generation, by what they read.
 
     Attributes:
         max_length: The most tokens of a row, padding included; `None` for no bound.
@@ -270,14 +270,14 @@ class PositionCriteria:
         return min(stop, 1 + next(at for at, token in enumerate(tokens) if token in self.eos_ids))
 
     def stops(self, positions: Positions, device: torch.device) -> NDArray[np.bool_]:
-        """Whether each place, its text ending with the token just emitted, ends its row."""
+        """Says whether each position, its text ending with the token just emitted, ends its row."""
         stops = np.zeros(len(positions.rows), bool)
         for members, text in positions.by_length(device):
             stops[members] = self.stop_rows(text)
         return stops
 
     def stop_rows(self, text: torch.Tensor) -> NDArray[np.bool_]:
-        """Whether the criteria that read the text end each row of `text` (rows, length)."""
+        """Says whether the criteria that read the text end each row of `text` (rows, length)."""
         stops = np.zeros(len(text), bool)
         for criterion in self._others:
             # Some answer for all rows at once, with a bool or a tensor without dimensions.
