@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TemporaryFolder", "lock", "sha256"]
+__all__ = ["TemporaryFolder", "cache_directory", "lock", "sha256"]
 
 
 class TemporaryFolder:
@@ -67,6 +67,17 @@ class TemporaryFolder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def cache_directory() -> Path:
+    """The folder of what can be made anew: `FASTDRAFT_CACHE`, else in the user's cache."""
+    if folder := os.environ.get("FASTDRAFT_CACHE"):
+        return Path(folder)
+    try:
+        import platformdirs
+    except ImportError:  # no server needs it
+        return Path("~/.cache/fastdraft").expanduser()
+    return Path(platformdirs.user_cache_dir("fastdraft"))
 
 
 def lock(path: Path, flags: int) -> int | None:

@@ -291,7 +291,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-COMMAND_LINE = ("click", "jmespath", "platformdirs", "rich")
+COMMAND_LINE = ("click", "jmespath", "rich")
 
 
 @pytest.mark.parametrize("package", COMMAND_LINE)
@@ -313,7 +313,7 @@ def test_doctor_and_version_need_no_extra() -> None:
     assert found.stdout == whole.stdout != ""
     found = run_python(f"{blocked} sys.argv = ['fastdraft', 'doctor']; {run}")
     assert "fastdraft._core         importable" in found.stdout
-    assert "demo model              needs platformdirs: pip install" in found.stdout
+    assert "demo model              needs rich: pip install" in found.stdout
     assert "Traceback" not in found.stderr
 
 

@@ -11,7 +11,6 @@ ROOMS = ("csrc", "kernels", "python/fastdraft", "tests/cpp", "bench/cpp")
 # Not cleaned yet. A room that is clean leaves this list, and none enters it.
 EXCEPTIONS = (
     "kernels",
-    "python/fastdraft/memory",
     "python/fastdraft/serving",
 )
 # Each with the word to write.

@@ -241,17 +241,20 @@ def test_the_command_counts_answers_once_a_question_and_reports(
         for number in range(40)
     ]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    built = run("build", out, log, "--answers", "--tokenizer", model)
+    built = run("build", out, log, "--answers", "--no-common", "--tokenizer", model)
     assert built.exit_code == 0, built.output
     table = NgramTable.open(out, fingerprint=fingerprint(model))
     assert f"{table.num_entries} n-grams after {table.num_contexts} contexts" in built.output
     assert "from 640 tokens in 20 texts" in built.output
     # Two questions of twenty are held out; in their answers all is known.
     assert "held out: 100.0% of 60 tokens of every tenth text" in built.output
+    with_common = run("build", out, log, "--answers", "--tokenizer", model)
+    assert "held out: 100.0% of 60 tokens" in with_common.output
+    assert NgramTable.open(out).num_entries > 1000 > table.num_entries
     shown = run("info", out, "The answer i", "--tokenizer", model)
     assert shown.exit_code == 0, shown.output
     assert fingerprint(model).hex() in shown.output
-    assert "100.0%  's', after the last 3" in shown.output
+    assert "'s', after the last 3" in shown.output
 
 
 def test_the_command_cuts_long_texts_and_takes_any_file(tmp_path: Path, model: Path) -> None:
@@ -259,7 +262,7 @@ def test_the_command_cuts_long_texts_and_takes_any_file(tmp_path: Path, model: P
     (tmp_path / "b.jsonl").write_text('{"text": "to be"}\n{"text": [1, 2, 3]}\n')
     np.save(tmp_path / "c.npy", np.arange(20, 32).reshape(2, 6))
     inputs = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.npy")]
-    built = run("build", tmp_path / "out.fdn", *inputs, "--tokenizer", model)
+    built = run("build", tmp_path / "out.fdn", *inputs, "--no-common", "--tokenizer", model)
     assert built.exit_code == 0, built.output
     assert "from 4,020 tokens in 8 texts" in built.output  # 4 pieces of the first file
     assert "held out" not in built.output
@@ -280,9 +283,9 @@ def test_replay_drafts_from_a_table(tmp_path: Path, model: Path) -> None:
     log.write_text(json.dumps({"prompt": "2 + 2", "output": answer}) + "\n")
     texts = tmp_path / "texts.jsonl"
     texts.write_text(2 * (json.dumps({"text": answer}) + "\n"))
-    run("build", out, texts, "--tokenizer", model)
+    run("build", out, texts, "--no-common", "--tokenizer", model)
     results = []
-    for options in ([], ["--ngrams", out]):
+    for options in (["--no-ngrams"], ["--ngrams", out]):
         command = [log, "--tokenizer", model, "--json", tmp_path / "result.json", *options]
         replayed = CliRunner().invoke(app, ["replay", *map(str, command)])
         assert replayed.exit_code == 0, replayed.output

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.settings import MemorySettings
+from fastdraft.serving.settings import COMMON_NGRAMS, MemorySettings
 from fastdraft.serving.sglang.environment import memory_settings
 
 
@@ -29,6 +29,15 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ngrams="words.fdn",
         shared_namespaces=["all", "some"],
     )
+
+
+def test_ranks_draft_from_a_table_that_all_of_them_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = SimpleNamespace(), SimpleNamespace(tp_size=2)
+    assert [memory_settings(each).ngrams for each in (one, two)] == [COMMON_NGRAMS, None]
+    monkeypatch.setenv("FASTDRAFT_NGRAMS", "none")
+    assert memory_settings(one).ngrams is None
+    monkeypatch.setenv("FASTDRAFT_NGRAMS", "words.fdn")
+    assert memory_settings(two).ngrams == "words.fdn"
 
 
 @pytest.mark.parametrize(

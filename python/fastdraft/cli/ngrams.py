@@ -12,6 +12,7 @@ from fastdraft import _core
 from fastdraft.cli.options import FILE, field_option
 from fastdraft.cli.texts import answers_in, parts_of, tokenised
 from fastdraft.errors import InvalidValueError
+from fastdraft.memory.common_ngrams import common_texts
 from fastdraft.memory.ngrams import NgramTable
 from fastdraft.replay.display import progress
 from fastdraft.replay.tokenizer import TextTokenizer
@@ -45,8 +46,18 @@ def ngrams() -> None:
     help="The inputs are logs, as `fastdraft replay` reads them: count the answers in them, those "
     "to one question as one text.",
 )
+@click.option(
+    "--common/--no-common",
+    default=True,
+    help="Whether to also count the text that comes with fastdraft.  [default: common]",
+)
 def build(
-    output: Path, inputs: tuple[Path, ...], tokenizer: str, field: str, answers: bool
+    output: Path,
+    inputs: tuple[Path, ...],
+    tokenizer: str,
+    field: str,
+    answers: bool,
+    common: bool,
 ) -> None:
     """Count the n-grams of texts, and write their table.
 
@@ -59,7 +70,7 @@ def build(
     long text each 1,024 tokens count as a text. Takes about 100 bytes of memory a token.
 
     The report says how many tokens of every tenth text are among the two likeliest of a table of
-    the other texts. That is how good guesses are in text like this.
+    the other texts. That is how good guesses are in text like this, without the common one.
     """
     texts = TextTokenizer(tokenizer)
     mark = texts.fingerprint()
@@ -89,6 +100,8 @@ def build(
                     except InvalidValueError as error:
                         raise InvalidValueError(f"{part.location}: {error}") from error
                 advance(f"{writers[0].num_tokens / 1e6:.1f} M tokens", part.bytes)
+            for number, row in enumerate(texts.encode([*common_texts()]) if common else ()):
+                writers[0].add(row, group=len(groups) + number)
             advance("counting", 0)
             for writer in writers:
                 writer.finish()

@@ -138,8 +138,10 @@ def _mapped(text: str) -> Row:
 @click.option(
     "--ngrams",
     type=FILE,
-    help="A table of n-grams that the default drafter may draft from, of `fastdraft ngrams build`.",
+    help="A table of n-grams that the default drafter may draft from, of `fastdraft ngrams build`."
+    "  [default: the common one, where the tokenizer is known]",
 )
+@click.option("--no-ngrams", is_flag=True, help="Draft from no table of n-grams.")
 @click.option("--prediction", is_flag=True, help="Give each record's reference as prediction.")
 @click.option(
     "--tokenizer",
@@ -183,6 +185,7 @@ def replay(
     memory: bool,
     datastores: tuple[Path, ...],
     ngrams: Path | None,
+    no_ngrams: bool,
     prediction: bool,
     tokenizer: str | None,
     shown: str | None,
@@ -215,6 +218,8 @@ def replay(
         raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
     if svg is not None and shown is None:
         raise click.UsageError("--svg draws one request: it needs --show")
+    if no_ngrams and ngrams is not None:
+        raise click.UsageError("give either --ngrams or --no-ngrams")
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
 
@@ -241,7 +246,11 @@ def replay(
     is_known = tokenizer is not None or texts.is_loaded
     decode = pieces.decode if sample else texts.decode if is_known else None
     stores = [open_datastore(path, texts if is_known else None) for path in datastores]
-    table = None if ngrams is None else open_ngrams(ngrams, texts if is_known else None)
+    table = None
+    if ngrams is not None:
+        table = open_ngrams(ngrams, texts if is_known else None)
+    elif is_known and not no_ngrams and "default" in drafters:
+        table = texts.common_ngrams()
     curves: list[tuple[float, ...] | None] = [None]
     if model is not None:
         longest = max(LONGEST, lookahead or 0, tree_budget or 0)

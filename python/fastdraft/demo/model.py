@@ -15,7 +15,6 @@ import inspect
 import io
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -27,10 +26,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from fastdraft.errors import FastdraftError
-from fastdraft.files import sha256
+from fastdraft.files import cache_directory, sha256
 from fastdraft.replay.display import waiting
 
 __all__ = [
@@ -53,11 +50,6 @@ MANIFEST = "manifest.json"
 
 class DemoModelError(FastdraftError):
     """The demo model cannot be fetched or converted."""
-
-
-def cache_directory() -> Path:
-    """The folder of fetched files: `FASTDRAFT_CACHE`, else the user's cache directory."""
-    return Path(os.environ.get("FASTDRAFT_CACHE") or platformdirs.user_cache_dir("fastdraft"))
 
 
 def model_directory() -> Path:

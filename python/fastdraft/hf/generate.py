@@ -65,7 +65,8 @@ def generate(
             `stopping_criteria`, `stop_strings` and `token_healing` with `tokenizer`, `streamer`,
             `cache_implementation="static"` with `compile_config`, and so on. A static cache is not
             returned. Stopping criteria get no scores.
-        drafter: What drafts; `None` for an engine with the default configuration. The engine of a
+        drafter: What drafts; `None` for an engine with the default configuration and the common
+            n-grams of the tokenizer, where that is given or in the model's folder. The engine of a
             configuration stays with the model and learns from one generation to the next; pass an
             `Engine` to keep its learning apart; an `AssistantModel` or `Staged` drafts with models.
             Greedy output never depends on it, and samples only where models draft.

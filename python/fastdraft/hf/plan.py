@@ -42,13 +42,16 @@ from fastdraft.hf.static import (
     require_fixed_shapes,
 )
 from fastdraft.hf.step import CachedModel
+from fastdraft.hf.vocabulary import vocabulary_size
+from fastdraft.memory.common_ngrams import default_ngrams, tokenizer_file
 from fastdraft.step_latency import StepLatency
 from fastdraft.versions import naming_newer
 
 __all__ = ["Plan", "Speculation"]
 
 # Engines learn what is worth drafting, so each model keeps its own from generation to generation.
-_engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
+_engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig | None, Engine]]
+_engines = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +265,7 @@ class Plan:
         self._models: ModelDrafter | None = None
         self._drafter: Any = asked.drafter
         if asked.drafter is None or isinstance(asked.drafter, DraftConfig):
-            self._drafter = _engine(model, asked.drafter or DraftConfig())
+            self._drafter = _engine(model, asked.drafter, asked.tokenizer)
         elif isinstance(asked.drafter, (AssistantModel, Staged)):
             if self._model_kwargs.get("inputs_embeds") is not None:
                 raise InvalidValueError(
@@ -468,5 +471,11 @@ def _require_one_adapter(model: Any) -> None:
                 )
 
 
-def _engine(model: Any, config: DraftConfig) -> Engine:
-    return _engines.setdefault(model, {}).setdefault(config, Engine(config))
+def _engine(model: Any, config: DraftConfig | None, tokenizer: Any) -> Engine:
+    """That of a configuration; without one, of the default with common n-grams."""
+    engines = _engines.setdefault(model, {})
+    if config not in engines:
+        known = tokenizer or tokenizer_file(model.name_or_path)
+        common = None if config else default_ngrams(known, vocabulary_size(model))
+        engines[config] = Engine(config or DraftConfig(ngrams=common))
+    return engines[config]

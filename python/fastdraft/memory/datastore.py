@@ -25,18 +25,18 @@ _Parameters = ParamSpec("_Parameters")
 
 
 class Occurrence(NamedTuple):
-    """A place in a datastore where the last tokens of some text occur."""
+    """A position in a datastore behind an occurrence of the last tokens of some text."""
 
     next: int
     """The position of the token that followed."""
     length: int
     """How many of the text's last tokens precede it, at most 32."""
     output: bool = False
-    """Whether that token was a model's output."""
+    """True if that token was a model's output."""
 
 
 def _explained(init: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
-    """Has a constructor say what to write in place of a file or of token ids."""
+    """Has a constructor say what to write instead of a file or token ids."""
 
     @functools.wraps(init)
     def explained(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
@@ -107,7 +107,7 @@ class Datastore(_core.Datastore):
         """The frozen store in a file.
 
         The file is mapped, not read: this takes milliseconds, whatever its size. Replace it while
-        it is open as `save` does, by another file of its name; shortening it in place would end
+        it is open as `save` does, by another file of its name; shortening the file itself would end
         the processes that have it open.
 
         Args:
@@ -138,7 +138,7 @@ class Datastore(_core.Datastore):
         return functools.partial(Datastore.open, fingerprint=self.fingerprint), (self._path,)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the store to a file that `open` takes, in place of the one there, if any.
+        """Writes the store to a file that `open` takes, and replaces the one there, if any.
 
         The file takes its name when it is complete and on the disk: after an error the one that
         was there is as it was. Text that enters or leaves meanwhile may or may not be in it. While
@@ -154,7 +154,7 @@ class Datastore(_core.Datastore):
     def find(
         self, token_ids: ArrayLike, *, most: int = 8, links: int = 32, least: int = 1
     ) -> list[Occurrence]:
-        """Where the longest suffixes of a text occur in the store.
+        """Finds the longest suffixes of a text in the store.
 
         The longest first, of equally long ones the latest first. The latest occurrences of the
         text's last 4 tokens are looked at, then of its last 2, then of its last one, until there
@@ -208,7 +208,7 @@ class DatastoreWriter(_core.DatastoreWriter):
         fingerprint: bytes | None = None,
         segment_tokens: int = 1 << 25,
     ) -> None:
-        """Begins the temporary file `path`.tmp, which `finish` puts in its place.
+        """Begins the temporary file `path`.tmp, which `finish` renames to `path`.
 
         That of a process that was killed stays until the next writer of the same path.
 
@@ -260,7 +260,7 @@ def build(
 
 
 def fingerprint(tokenizer: Any) -> bytes:
-    """What tells one tokenizer's token ids from another's: 32 bytes.
+    """32 bytes that tell one tokenizer's token ids from another's.
 
     The SHA-256 of the vocabulary with its ids, the added tokens and the merges. How text is
     normalised and split does not enter, so tokenizers of one vocabulary share stores.
@@ -285,7 +285,7 @@ def fingerprint(tokenizer: Any) -> bytes:
         except (OSError, ValueError) as error:
             raise InvalidValueError(f"cannot read a tokenizer from {path}: {error}") from error
     else:
-        # What transformers wraps.
+        # transformers wraps a tokenizer of tokenizers.
         inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if hasattr(inner, "to_str"):
             description = json.loads(inner.to_str())

@@ -30,11 +30,11 @@ _SMALL_PART = 8
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """What a store is called. All names have this form, whatever a namespace is."""
+    """The name of a store. All names have this form, whatever a namespace is."""
 
     namespace: Hashable = field(compare=False)
     corpus_id: str | None = None
-    """Of a corpus that a request of the namespace brought; empty for text that others published;
+    """The id of a corpus that a request of the namespace brought; empty for published text;
     None for the text that was said."""
     key: Hashable = field(init=False)
     """The namespace with its types: 1, True and 1.0 are three."""
@@ -52,7 +52,7 @@ class _Held:
     limit: int
     """Its part of the bytes: the store's own limit."""
     used: int
-    """The moment of its last use."""
+    """The number of its last use."""
     marked: int = 0
     """The position of its last mark."""
 
@@ -96,10 +96,11 @@ class Memory:
         self._roomy: OrderedDict[_Name, None] = OrderedDict()
         # Stores that had little text when they were last used, the least recently used first.
         self._small: OrderedDict[_Name, None] = OrderedDict()
-        # Of stores: a moment, the position that was then the store's end, and the store, oldest
-        # first. The kept text has no more marks than fit: those beyond are of stores that left.
+        # Marks of stores: the number of a use, the position that was then the store's end, and the
+        # store, oldest first. The kept text has no more marks than fit: those beyond are of stores
+        # that left.
         self._marks: deque[tuple[int, int, _Held]] = deque(maxlen=max_bytes // _MARK_TOKENS)
-        self._moments = itertools.count()
+        self._uses = itertools.count()
         self._lock = threading.RLock()
         _memories.add(self)
 
@@ -150,7 +151,7 @@ class Memory:
         with self._lock:
             held = self._held.get(name)
             if held is not None and not held.store.closed:
-                held.used = next(self._moments)
+                held.used = next(self._uses)
                 self._held.move_to_end(name)
                 return [held.store]
             if token_ids is None or not self.max_bytes:
@@ -237,17 +238,17 @@ class Memory:
         if held is not None and held.store.closed:
             self._drop(name)
             held = None
-        moment = next(self._moments)
+        use = next(self._uses)
         if held is None:
             self._make_room(_least_bytes(), None)
             store = Datastore(max_bytes=_least_bytes(), fingerprint=self._fingerprint)
-            held = self._held[name] = _Held(name, store, _least_bytes(), moment)
+            held = self._held[name] = _Held(name, store, _least_bytes(), use)
             self._limits += held.limit
-        held.used = moment
+        held.used = use
         begin, end = held.store.begin, held.store.end
         if end >= held.marked + _MARK_TOKENS or held.marked <= begin:
             held.marked = end
-            self._marks.append((moment, held.marked, held))
+            self._marks.append((use, held.marked, held))
         self._held.move_to_end(name)
         self._roomy[name] = None
         self._roomy.move_to_end(name)
@@ -356,7 +357,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_c
 
 @functools.cache
 def _least_bytes() -> int:
-    """What a store with a token takes."""
+    """The bytes that a store with one token takes."""
     store = Datastore(max_bytes=1 << 20)
     store.add([0])
     return store.limit(0)

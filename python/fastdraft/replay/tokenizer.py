@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.memory.common_ngrams import default_ngrams
 from fastdraft.memory.datastore import fingerprint
+from fastdraft.memory.ngrams import NgramTable
 from fastdraft.replay.lines import RecordError
 
 __all__ = ["TextTokenizer", "TokenizerError"]
@@ -81,6 +83,10 @@ class TextTokenizer:
         """The text of token ids, special tokens included."""
         text: str = self._load().decode(ids, skip_special_tokens=False)
         return text
+
+    def common_ngrams(self) -> NgramTable | None:
+        """The table of common n-grams, if it can be made."""
+        return default_ngrams(self._load(), None)
 
     def fingerprint(self) -> bytes:
         """A fingerprint, which differs from that of a tokenizer with other token ids."""

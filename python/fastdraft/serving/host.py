@@ -23,6 +23,7 @@ from fastdraft import (
     DraftStats,
     Engine,
     Memory,
+    NgramTable,
     Offers,
 )
 from fastdraft.errors import (
@@ -32,11 +33,12 @@ from fastdraft.errors import (
     RequestLimitError,
 )
 from fastdraft.faults import Faults
+from fastdraft.memory.common_ngrams import default_ngrams, tokenizer_file
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.sharing import Replica
 from fastdraft.serving.metrics import SOURCES, Totals, hits_field
 from fastdraft.serving.request_options import UNLIMITED, RequestOptions, request_options
-from fastdraft.serving.settings import MemorySettings
+from fastdraft.serving.settings import COMMON_NGRAMS, MemorySettings
 
 __all__ = [
     "KEY_VARIABLE",
@@ -155,15 +157,20 @@ def opened(settings: MemorySettings, config: DraftConfig, target: Target | None)
     Args:
         settings: The operator's.
         config: The drafter's configuration, but for what the settings say.
-        target: With whose other replicas the memory may be shared; None to share it with none.
+        target: The model, with whose other replicas the memory may be shared, and whose tokenizer
+            the common n-grams are of; None for neither.
 
     Raises:
         InvalidValueError: See `share`.
         DatastoreError: A datastore or the table of n-grams cannot be opened.
     """
     memory, url = Memory(settings.memory_bytes), settings.memory_url
+    ngrams: NgramTable | str | None = settings.ngrams
+    if ngrams == COMMON_NGRAMS:
+        found = None if target is None else tokenizer_file(target.tokenizer, target.revision)
+        ngrams = default_ngrams(found, config.vocabulary)
     return {
-        "engine": Engine(replace(config, max_bytes=settings.max_bytes, ngrams=settings.ngrams)),
+        "engine": Engine(replace(config, max_bytes=settings.max_bytes, ngrams=ngrams)),
         "memory": memory,
         "frozen": [Datastore.open(path) for path in settings.datastores],
         "shared": settings.shared_namespaces,
@@ -186,16 +193,8 @@ def watch(replica: Replica, report: Callable[[Totals], None]) -> None:
 
 def _mark(tokenizer: str, revision: str | None) -> bytes | None:
     """The fingerprint of a tokenizer that is on the disk; None for one without a tokenizer.json."""
-    local = os.path.join(tokenizer, "tokenizer.json")
-    path: object = local
-    if not os.path.exists(local):
-        try:
-            from huggingface_hub import try_to_load_from_cache
-
-            path = try_to_load_from_cache(tokenizer, "tokenizer.json", revision=revision)
-        except (ImportError, ValueError):
-            return None
-    return fingerprint(path) if isinstance(path, str) else None
+    path = tokenizer_file(tokenizer, revision)
+    return None if path is None else fingerprint(path)
 
 
 class HostRequests(Generic[TextT]):

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from fastdraft import Memory
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["MemorySettings"]
+__all__ = ["COMMON_NGRAMS", "MemorySettings", "ngrams_of_environment"]
+
+COMMON_NGRAMS = "common"
+"""The setting for the table that `common_ngrams` makes of the target's tokenizer, if it can."""
+
+
+def ngrams_of_environment() -> str | None:
+    """`FASTDRAFT_NGRAMS` as a setting: a path; by default the common table; "none" for none."""
+    value = os.environ.get("FASTDRAFT_NGRAMS") or COMMON_NGRAMS
+    return None if value == "none" else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +34,9 @@ class MemorySettings:
     remembers nothing."""
     datastores: Sequence[str] = ()
     """Paths of frozen datastores, of the target's tokenizer."""
-    ngrams: str | None = None
-    """The path of a table of n-grams, of the target's tokenizer."""
+    ngrams: str | None = COMMON_NGRAMS
+    """The path of a table of n-grams, of the target's tokenizer; "common" for the one that comes
+    with fastdraft, None for none."""
     shared_namespaces: Sequence[str] = ()
     """Names of namespaces that all requests read, besides their own."""
     memory_url: str | None = None

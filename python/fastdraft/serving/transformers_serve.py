@@ -1,7 +1,7 @@
 """`transformers serve` with drafts: `python -m fastdraft.serving.transformers_serve MODEL`.
 
 Its options are those of `transformers serve`. `FASTDRAFT_MEMORY_BYTES` in the environment bounds
-the memory of earlier requests of each model.
+the memory of earlier requests of each model, and `FASTDRAFT_NGRAMS` names a table of n-grams.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any
 
 from transformers.cli.serving import model_manager, server, utils
 
-from fastdraft import Datastore, Engine, hf
+from fastdraft import Datastore, DraftConfig, Engine, NgramTable, hf
+from fastdraft.hf.vocabulary import vocabulary_size
+from fastdraft.memory.common_ngrams import default_ngrams
 from fastdraft.serving.handover import ASKED, Asked, memory_bytes
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import TRANSFORMERS
 from fastdraft.serving.request_options import MOST_IDS, request_options
+from fastdraft.serving.settings import COMMON_NGRAMS, ngrams_of_environment
 
 __all__ = ["main", "mount"]
 
@@ -38,7 +41,7 @@ def mount() -> None:
         model, processor = load(*args, **kwargs)
         decodes = hasattr(model, "generate") and not model.config.is_encoder_decoder
         if decodes and "generate" not in vars(model):
-            vars(model)["generate"] = _Generate(model)
+            vars(model)["generate"] = _Generate(model, processor)
         return model, processor
 
     @functools.wraps(configure)
@@ -60,11 +63,17 @@ def mount() -> None:
 class _Generate:
     """Replaces a model's `generate`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, processor: Any) -> None:
         self._model = model
-        self._apart = Engine()
+        ngrams: NgramTable | str | None = ngrams_of_environment()
+        if ngrams == COMMON_NGRAMS:
+            tokenizer = getattr(processor, "tokenizer", processor)
+            ngrams = default_ngrams(tokenizer, vocabulary_size(model))
+        config = DraftConfig(ngrams=ngrams)
+        self._apart = Engine(config)
         max_bytes = memory_bytes()
-        self._engine = Engine(datastores=[Datastore(max_bytes=max_bytes)] if max_bytes else [])
+        stores = [Datastore(max_bytes=max_bytes)] if max_bytes else []
+        self._engine = Engine(config, datastores=stores)
 
     def __call__(
         self, *args: Any, generation_config: Any = None, tokenizer: Any = None, **kwargs: Any

@@ -5,7 +5,7 @@
 
 GROUP stands for a format, a model and its tokenizer: it and NAMESPACE are HMAC-SHA-256s with the
 operator's key. An object begins with a head, whose MAC covers all of the head and the object's
-place, and so its size and the digest of what follows. Whoever deletes, forgets or numbers acts only
+path, and so its size and the digest of what follows. Whoever deletes, forgets or numbers acts only
 on what it has read whole and verified; nothing is derived from a name before its MAC was checked,
 and sizes come from a verified head.
 

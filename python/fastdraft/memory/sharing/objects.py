@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class Head(NamedTuple):
-    """What is known of an object whose MAC was checked."""
+    """The head of an object whose MAC was checked."""
 
     tombstone: bytes
     """The id of the tombstone that its writer had seen; of a tombstone, its own."""
@@ -84,7 +84,7 @@ class Objects:
         try:
             import fsspec
 
-            # What others wrote has to be seen immediately, so listings are not kept.
+            # Others' objects have to be seen immediately, so listings are not kept.
             self._files, root = fsspec.core.url_to_fs(
                 os.fspath(url), use_listings_cache=False, skip_instance_cache=True
             )
@@ -94,11 +94,11 @@ class Objects:
         self._is_local = "file" in self._files.protocol
 
     def group_of(self, model: str, fingerprint: bytes | None) -> str:
-        """What stands for a model and its tokenizer."""
+        """The name of a model with its tokenizer in paths."""
         return digest(self.secret, "fleet", _FORMAT, model, fingerprint)
 
     def id_of(self, group: str, namespace: Hashable) -> str:
-        """What stands for a namespace. Raises InvalidValueError for a name that is no data."""
+        """The name of a namespace in paths. Raises InvalidValueError for one that is no data."""
         return digest(self.secret, "namespace", group, namespace)
 
     def ls(self, folder: str = "") -> dict[str, bool]:
@@ -124,7 +124,7 @@ class Objects:
 
         Raises:
             FileNotFoundError: It is not there.
-            DatastoreError: It is damaged, incomplete, or not of this key and place.
+            DatastoreError: It is damaged, incomplete, or not of this key and path.
             OSError: The store failed.
         """
 
@@ -136,7 +136,7 @@ class Objects:
             head = Head(*fields)
             right = hmac.compare_digest(mac, self._mac(path, content[: _HEAD.size - len(mac)]))
             if magic != _MAGIC or not right or head.size > _MOST_BYTES:
-                raise DatastoreError(f"{path} is damaged, or not of this key and place")
+                raise DatastoreError(f"{path} is damaged, or not of this key and path")
             end = _HEAD.size + head.size
             if whole and len(content) < end:
                 content += self._part(path, len(content), end)
@@ -201,7 +201,7 @@ class Objects:
         drop what they have of it with their next look, and publish no text from before it.
 
         Raises:
-            DatastoreError: Something is there still, or came meanwhile: forget again.
+            DatastoreError: Something is there still, or was added meanwhile: forget again.
             OSError: The store failed.
         """
         folder = f"{group}/{name}"
@@ -237,7 +237,7 @@ class Objects:
 
 
 def _tried(call: Callable[[], _Result]) -> _Result:
-    """What a call returns. All of them may be repeated."""
+    """Calls until it succeeds, a few times at most. All calls may be repeated."""
     for attempt in range(_ATTEMPTS):
         try:
             return call()

@@ -52,7 +52,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass
 class _Space:
-    """What is known of a namespace."""
+    """A namespace, and the objects of it that are known."""
 
     namespace: Hashable
     folder: str
@@ -145,7 +145,7 @@ class Replica:
             lambda _, namespace: self._objects.id_of(group, namespace)
         )
         self._interval = interval
-        # Of this life: a replica that starts anew is another one.
+        # A replica that starts anew is another one.
         self._name = secrets.token_hex(16)
         self._numbers = itertools.count()
         self._started = time.time()
@@ -184,7 +184,7 @@ class Replica:
         return found
 
     def _is_new(self, name: str) -> bool:
-        """Whether a namespace was never read."""
+        """True of a namespace that was never read."""
         space = self._spaces.get(name)
         return space is None or not space.is_followed
 
@@ -248,7 +248,7 @@ class Replica:
                 asked = {n: s for n, s in self._asked.items() if not only_new or self._is_new(n)}
                 for name in asked:
                     del self._asked[name]
-                # Of a namespace that has left the memory nothing needs to be known.
+                # Namespaces that have left the memory are forgotten here too.
                 named = live | asked
                 kept = {n: s for n, s in self._spaces.items() if n in named or self._is_held(s)}
                 made = {n: _Space(s, f"{self._group}/{n}") for n, s in named.items()}
@@ -278,7 +278,7 @@ class Replica:
         return found
 
     def _is_held(self, space: _Space) -> bool:
-        """Whether something is known of it that must not be lost."""
+        """True while something is known of it that must not be lost."""
         forgotten = space.tombstone != NO_TOMBSTONE
         held = forgotten or space.pending or space.removed
         return bool(held or self.memory.published(space.namespace))
@@ -300,7 +300,7 @@ class Replica:
         try:
             tombstone = self._objects.tombstone(space.folder)
             if tombstone is not None and tombstone.tombstone != space.tombstone:
-                # What was said before this life began to look may be older than the tombstone.
+                # Text from before this life began to look may be older than the tombstone.
                 is_new = space.tombstone == NO_TOMBSTONE and not space.own and not space.read
                 if not is_new or tombstone.time > self._started - _SKEW_SECONDS:
                     self._drop(space)
@@ -345,7 +345,7 @@ class Replica:
             known.clear()
 
     def _is_gone(self, space: _Space, name: str) -> bool:
-        """Whether an object of this replica is gone: a listing may be late."""
+        """True if an object of this replica is gone: a listing may be late."""
         try:
             self._objects.read(f"{space.folder}/{name}", whole=False)
         except FileNotFoundError:
@@ -383,8 +383,8 @@ class Replica:
                 text, end = store._dump(begin, _MOST_TOKENS)
             except (DatastoreClosedError, InvalidValueError):
                 return False  # it was forgotten meanwhile, or had to leave
-            # Of the ids, 4 bytes each, those of documents' beginnings are negative. Behind them is
-            # a byte for each that says who wrote it.
+            # Ids of 4 bytes, negative where a document begins, and behind them a byte for each that
+            # says who wrote it.
             ids = np.frombuffer(text, np.int32, len(text) // 5)
             tokens = int(np.count_nonzero(ids >= 0))
             with self._lock:
@@ -468,8 +468,8 @@ class Replica:
                 break
 
     def _readable(self, path: str, *, whole: bool = True) -> tuple[Head, _Content] | None:
-        """What `Objects.read` returns; None where an object is gone, since it was joined, or cannot
-        be verified, since it is foreign, damaged or not yet there as a whole. Raises OSError."""
+        """As `Objects.read`; None where an object is gone, since it was joined, or cannot be
+        verified, since it is foreign, damaged or not yet there as a whole. Raises OSError."""
         try:
             return self._objects.read(path, whole=whole)
         except FileNotFoundError:
@@ -500,7 +500,7 @@ _replicas: weakref.WeakSet[Replica] = weakref.WeakSet()
 def _after_fork() -> None:
     for replica in list(_replicas):
         replica._renew()
-        # The parent publishes: two of one name would not be told apart.
+        # The parent publishes: two of one name would be taken for one.
         replica._is_forked = True
         replica._closed.set()
 

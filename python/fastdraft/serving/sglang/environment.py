@@ -9,7 +9,7 @@ from typing import Any
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import Target
-from fastdraft.serving.settings import MemorySettings
+from fastdraft.serving.settings import COMMON_NGRAMS, MemorySettings, ngrams_of_environment
 
 __all__ = ["drafts_from_logits", "memory_settings", "ranks_of", "target_of"]
 
@@ -27,11 +27,14 @@ def memory_settings(server_args: Any) -> MemorySettings:
             f"draft the same, got {url!r}"
         )
     memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
+    ngrams = ngrams_of_environment()
+    if ngrams == COMMON_NGRAMS and ranks > 1:
+        ngrams = None  # where one of their machines cannot make it, they would draft differently
     try:
         return MemorySettings(
             memory_bytes=MemorySettings.memory_bytes if memory_bytes is None else memory_bytes,
             datastores=_names("FASTDRAFT_DATASTORES", os.pathsep),
-            ngrams=os.environ.get("FASTDRAFT_NGRAMS") or None,
+            ngrams=ngrams,
             shared_namespaces=_names("FASTDRAFT_SHARED_NAMESPACES", ","),
             memory_url=url,
             max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftConfig
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.settings import COMMON_NGRAMS
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText, is_first_rank
 from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
@@ -70,6 +71,8 @@ class FastdraftProposer(VllmRequests[_Text]):
         backend = vllm_config.parallel_config.distributed_executor_backend
         together = backend == "external_launcher"
         self._drafts = together or is_first_rank()
+        if together and settings.ngrams == COMMON_NGRAMS:
+            settings = replace(settings, ngrams=None)  # one of their machines may fail to make it
         super().__init__(vllm_config, settings, config, drafts=self._drafts, in_step=together)
         self._times = None
         if settings.token_cost is None and not together:

@@ -1,0 +1,206 @@
+"""The table that comes with fastdraft: its text, its file in the cache, and where it is used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+import torch
+from click.testing import CliRunner
+
+from byte_tokenizer import byte_tokenizer
+from fastdraft import DraftConfig, Engine, NgramTable, hf
+from fastdraft.cli.app import app
+from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.files import cache_directory
+from fastdraft.hf import plan
+from fastdraft.memory.common_ngrams import (
+    common_ngrams,
+    common_texts,
+    default_ngrams,
+    tokenizer_file,
+)
+from fastdraft.memory.datastore import fingerprint
+from fastdraft.memory.ngrams import build
+from fastdraft.serving.host import Target, opened
+from fastdraft.serving.settings import MemorySettings
+from hf_models import tiny_model
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tokenizer of bytes."""
+    folder = tmp_path_factory.mktemp("model")
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def file_in(cache: Path) -> Path:
+    [path] = cache.glob("*.fdn")
+    return path
+
+
+def test_the_table_is_counted_from_the_texts_of_the_package(
+    cache: Path, tmp_path: Path, model: Path
+) -> None:
+    texts = list(common_texts())
+    assert len(texts) > 500 and all(texts)
+    table = common_ngrams(model)
+    encode = byte_tokenizer().encode
+    build(
+        tmp_path / "same.fdn",
+        (encode(text, add_special_tokens=False) for text in texts),
+        fingerprint=fingerprint(model),
+    )
+    assert file_in(cache).read_bytes() == (tmp_path / "same.fdn").read_bytes()
+    assert table.fingerprint == fingerprint(model)
+    guess = table.guess(encode("th", add_special_tokens=False), most=1)
+    assert byte_tokenizer().decode([guess[0].token]) == "e"
+
+
+def test_a_tokenizer_in_use_gives_the_same_file_and_stays_as_it_is(
+    cache: Path, model: Path
+) -> None:
+    common_ngrams(model)
+    content = file_in(cache).read_bytes()
+    file_in(cache).unlink()
+    tokenizer = byte_tokenizer(pad_token="a", padding_side="left", truncation_side="left")
+    padded = tokenizer(["a", "ab"], padding="max_length", truncation=True, max_length=5)
+    common_ngrams(tokenizer)
+    assert file_in(cache).read_bytes() == content
+    state = tokenizer.backend_tokenizer.to_str()
+    assert common_ngrams(tokenizer).bytes == len(content)
+    assert tokenizer.backend_tokenizer.to_str() == state
+    again = tokenizer(["a", "ab"], padding="max_length", truncation=True, max_length=5)
+    assert again == padded
+
+
+def test_a_damaged_file_is_written_anew_and_a_whole_one_is_kept(cache: Path, model: Path) -> None:
+    common_ngrams(model)
+    path = file_in(cache)
+    content, written = path.read_bytes(), path.stat().st_mtime_ns
+    common_ngrams(model)
+    assert path.stat().st_mtime_ns == written
+    for damaged in (b"", content[:-1], content[:200] + b"?" + content[201:]):
+        path.write_bytes(damaged)
+        assert common_ngrams(model).bytes == len(content)
+        assert path.read_bytes() == content
+
+
+def test_of_processes_at_once_one_counts_and_all_have_it(cache: Path, model: Path) -> None:
+    code = (
+        "import sys; from fastdraft.memory.common_ngrams import common_ngrams\n"
+        "print(common_ngrams(sys.argv[1]))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = {process.communicate()[0].strip() for process in processes}
+    assert said == {repr(common_ngrams(model))}
+    assert [path.suffix for path in sorted(cache.iterdir())] == [".fdn", ".lock"]
+
+
+def test_what_cannot_be_kept_costs_drafts_alone(
+    cache: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.write_text("a file")
+    with pytest.raises(DatastoreError, match=f"cannot keep a table of n-grams in {cache}"):
+        common_ngrams(model)
+    with pytest.raises(InvalidValueError, match="tokenizer must be a tokenizer"):
+        common_ngrams(3)
+    with caplog.at_level("INFO"):
+        assert default_ngrams(model, None) is None
+    assert "drafts have no common n-grams: cannot keep" in caplog.text
+    assert default_ngrams(None, 300) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_vocabulary_that_lacks_tokens_gets_no_table(model: Path) -> None:
+    table = default_ngrams(model, None)
+    assert table is not None
+    assert default_ngrams(model, table.largest_token) is None
+    assert default_ngrams(model, table.largest_token + 1) is not None
+
+
+def test_a_tokenizer_is_found_on_this_machine_alone(tmp_path: Path, model: Path) -> None:
+    assert tokenizer_file(str(model)) == str(model / "tokenizer.json")
+    for name in (str(tmp_path), "", "no/such-model", "no name"):
+        assert tokenizer_file(name) is None
+
+
+def test_the_cache_is_where_the_environment_says(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_directory() == cache
+    monkeypatch.delenv("FASTDRAFT_CACHE")
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    assert cache_directory() == Path.home() / ".cache" / "fastdraft"
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_generation_has_it_where_its_tokenizer_is_known(model: Path) -> None:
+    prompt = torch.tensor([[1, 2, 3]])
+
+    def config_of(name: str, **options: object) -> DraftConfig:
+        llama = tiny_model("llama", vocab_size=256)
+        llama.name_or_path = name
+        hf.generate(llama, prompt, max_new_tokens=2, **options)
+        [engine] = plan._engines[llama].values()
+        return engine.config
+
+    for config in (config_of("", tokenizer=byte_tokenizer()), config_of(str(model))):
+        assert isinstance(config.ngrams, NgramTable)
+        assert config.ngrams.fingerprint == fingerprint(model)
+    assert config_of("").ngrams is None
+    assert config_of(str(model), drafter=DraftConfig()).ngrams is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_host_has_it_unless_its_operator_says_otherwise(tmp_path: Path, model: Path) -> None:
+    target = Target("any", str(model))
+    own = tmp_path / "own.fdn"
+    build(own, [[1, 2]] * 2)
+
+    def engine(target: Target | None, config: DraftConfig | None = None, **given: object) -> Engine:
+        settings = MemorySettings(**given)  # type: ignore[arg-type]
+        made = opened(settings, config or DraftConfig(), target)["engine"]
+        assert isinstance(made, Engine)
+        return made
+
+    assert isinstance(engine(target).config.ngrams, NgramTable)
+    assert engine(target, ngrams=None).config.ngrams is None
+    assert repr(engine(target, ngrams=str(own)).config.ngrams) == repr(NgramTable.open(own))
+    assert engine(None).config.ngrams is None
+    assert engine(Target("any", str(tmp_path))).config.ngrams is None
+    assert engine(target, DraftConfig(vocabulary=64)).config.ngrams is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_replay_drafts_from_it_where_it_knows_the_tokenizer(tmp_path: Path, model: Path) -> None:
+    log, results = tmp_path / "log.jsonl", tmp_path / "results.json"
+    log.write_text(json.dumps({"prompt": "2 + 2", "output": "This is an important step."}) + "\n")
+
+    def accepted(*options: str) -> int:
+        command = ["replay", str(log), "--tokenizer", str(model), "--json", str(results)]
+        done = CliRunner().invoke(app, [*command, "--token-cost", "0", *options])
+        assert done.exit_code == 0, done.output
+        [family] = json.loads(results.read_text())["runs"][0]["families"].values()
+        return int(family["accepted"])
+
+    assert accepted() > 5 > accepted("--no-ngrams")
+    refused = CliRunner().invoke(
+        app, ["replay", str(log), "--ngrams", str(log), "--no-ngrams", "--tokenizer", str(model)]
+    )
+    assert "give either --ngrams or --no-ngrams" in refused.output
