@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 import harness
 from fastdraft import Datastore, DraftConfig, Engine
-from fastdraft.serving.vllm.lengths import DraftLengths
+from fastdraft.serving.vllm.v2.lengths import DraftLengths
 from fastdraft.step_latency import StepLatency
 from harness import Row
 

@@ -636,7 +636,7 @@ def text_up_to_the_longest_is_drafted(run: Run, plain: Plain) -> None:
 
 @on("V1")
 def log_probabilities_are_the_same_and_their_price_cuts_drafts(run: Run, plain: Plain) -> None:
-    from fastdraft.serving.vllm.step_times import StepTimes
+    from fastdraft.serving.vllm.v1.step_times import StepTimes
 
     class FlatTimes(StepTimes):
         """A token costs nothing, only a line of log-probabilities does."""
@@ -809,7 +809,7 @@ def vllms_own_method_stays_its_own(run: Run, _: Plain) -> None:
 def lengths_of_drafts_follow_the_batch(run: Run, plain: Plain) -> None:
     """By default the scheduler asks for each step. Every choice is taken from a script, so that all
     of them are verified: what is verified changes, the tokens do not."""
-    from fastdraft.serving.vllm.lengths import DraftLengths
+    from fastdraft.serving.vllm.v2.lengths import DraftLengths
 
     named = run.config.speculative_config.num_speculative_tokens_per_batch_size
     assert named == [(1, 1, LOOKAHEAD), (2, 2, 3), (3, 3, 1), (4, 4, 0)], named
@@ -840,7 +840,7 @@ def lengths_of_drafts_follow_the_batch(run: Run, plain: Plain) -> None:
 def beside_a_head_the_target_says_the_same(run: Run, plain: Plain) -> None:
     """A draft model that is right mostly, and heads of random weights."""
     from fastdraft.kernels import align
-    from fastdraft.serving.vllm.speculator import FastdraftSpeculator
+    from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
     from waiting import as_on_a_device, no_waiting
 
     propose, made, guarded = FastdraftSpeculator._propose, [], []
@@ -897,7 +897,7 @@ def beside_a_head_the_target_says_the_same(run: Run, plain: Plain) -> None:
 @on("V2 adaptive", "V2 adaptive beside draft_model")
 def rows_differ_in_the_length_of_their_drafts(run: Run, plain: Plain) -> None:
     """vLLM's own manager chooses among fastdraft's drafts, alone and beside a head."""
-    from fastdraft.serving.vllm.lookup import LateRequests
+    from fastdraft.serving.vllm.v2.lookup import LateRequests
 
     manager, read, found = run.runner.adaptive_verification, LateRequests.read, []
     assert run.speculator.enable_adaptive_verification
@@ -945,7 +945,7 @@ def chunks_and_preemption_change_nothing(run: Run, plain: Plain) -> None:
 
 @on("V1 crowded")
 def steps_with_prompts_are_measured_by_their_tokens(run: Run, plain: Plain) -> None:
-    from fastdraft.serving.vllm.step_times import StepTimes
+    from fastdraft.serving.vllm.v1.step_times import StepTimes
     from fastdraft.step_latency import StepLatency
 
     times, cost, seen = StepTimes("cpu"), StepLatency("cpu"), []

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.vllm import lengths as lengths_module
-from fastdraft.serving.vllm.lengths import (
+from fastdraft.serving.vllm.plugin import METHOD
+from fastdraft.serving.vllm.v2 import lengths as lengths_module
+from fastdraft.serving.vllm.v2.lengths import (
     DraftLengths,
-    DraftSchedule,
+    draft_schedule,
     follow_batches,
     give_lengths,
 )
-from fastdraft.serving.vllm.plugin import METHOD
 from fastdraft.step_latency import StepLatency
 from vllm_host import config
 
@@ -90,7 +88,7 @@ def test_drafts_begin_when_they_pay_again() -> None:
 @given(st.integers(1, 64), st.integers(1, 600), st.booleans())
 def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int, always: bool) -> None:
     """As vLLM reads it: ranges that follow one another from 1 on, the last one to the most rows."""
-    schedule = DraftSchedule(longest, rows, always=always)
+    schedule = draft_schedule(longest, rows, always=always)
     begins, ends, lengths = zip(*schedule, strict=True)
     assert begins == (1, *(end + 1 for end in ends[:-1]))
     assert ends[-1] == rows
@@ -111,7 +109,7 @@ def test_each_step_of_a_model_with_recurrent_layers_has_drafts(
     give_lengths(made)
     named = made.speculative_config.num_speculative_tokens_per_batch_size
     assert [length for *_, length in named] == [6, 3, 1]
-    scheduler = Scheduler(named, hybrid=True)
+    scheduler = Scheduler(named, hybrid=True, chooses_lengths=True)
     follow_batches(scheduler)
     chosen = []
     for step in range(400):
@@ -127,22 +125,15 @@ def test_each_step_of_a_model_with_recurrent_layers_has_drafts(
 
 
 def test_longer_drafts_are_named_for_fewer_rows() -> None:
-    assert DraftSchedule(8, 256) == [
+    assert draft_schedule(8, 256) == [
         (1, 31, 8),
         (32, 63, 4),
         (64, 127, 2),
         (128, 255, 1),
         (256, 256, 0),
     ]
-    assert DraftSchedule(8, 3) == [(1, 1, 8), (2, 2, 4), (3, 3, 0)]
-    assert DraftSchedule(8, 1) == [(1, 1, 8)]
-
-
-def test_a_schedule_reaches_other_processes() -> None:
-    schedule = DraftSchedule(8, 256)
-    for other in (pickle.loads(pickle.dumps(schedule)), copy.deepcopy(schedule)):
-        assert isinstance(other, DraftSchedule)
-        assert other == schedule
+    assert draft_schedule(8, 3) == [(1, 1, 8), (2, 2, 4), (3, 3, 0)]
+    assert draft_schedule(8, 1) == [(1, 1, 8)]
 
 
 def vllm_config(
@@ -165,8 +156,7 @@ def test_lengths_are_given_where_the_user_named_none() -> None:
     for _ in range(2):
         give_lengths(made)
         given_lengths = made.speculative_config.num_speculative_tokens_per_batch_size
-        assert given_lengths == DraftSchedule(6, 4)
-        assert isinstance(given_lengths, DraftSchedule)
+        assert given_lengths == draft_schedule(6, 4)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +174,6 @@ def test_elsewhere_vllm_keeps_what_it_was_given(options: Any) -> None:
     give_lengths(made)
     named = made.speculative_config.num_speculative_tokens_per_batch_size
     assert named == options.get("by_batch_size")
-    assert not isinstance(named, DraftSchedule)
 
 
 def test_a_configuration_without_drafts_stays_as_it_is() -> None:
@@ -233,7 +222,7 @@ def a_step(
 def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
-    scheduler = Scheduler(DraftSchedule(6, 3))
+    scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
     follow_batches(scheduler)
     chosen = []
     for step in range(300):
@@ -257,7 +246,7 @@ def test_tokens_beyond_the_end_of_a_request_teach_nothing(monkeypatch: pytest.Mo
         "observe",
         lambda *args, **_: told.append(list(args[3])),
     )
-    scheduler = Scheduler(DraftSchedule(6, 3))
+    scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
     follow_batches(scheduler)
     for name, said in (("a", 5), ("b", 9), ("c", 10)):
         scheduler.requests[name] = SimpleNamespace(max_tokens=10, num_output_tokens=said)
@@ -281,7 +270,7 @@ def test_a_list_of_the_users_own_is_vllms_to_follow(by_batch_size: Any) -> None:
 
 
 def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler(DraftSchedule(6, 2))
+    scheduler = Scheduler(draft_schedule(6, 2), chooses_lengths=True)
     follow_batches(scheduler)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import json
 import pickle
@@ -13,12 +14,16 @@ from typing import Any
 
 import pytest
 
+import fastdraft.serving.vllm
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import KEY_VARIABLE
 from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.vllm import Settings
 from fastdraft.serving.vllm.method import configure
 from fastdraft.serving.vllm.plugin import PROPOSER, Options
+
+FOLDER = Path(fastdraft.serving.vllm.__file__).parent
+PUBLIC = {"args.middleware"}  # an option of vLLM's command line
 
 LOADED = """
 import importlib.metadata, sys
@@ -66,8 +71,44 @@ def test_loaded_and_not_asked_for_it_imports_next_to_nothing() -> None:
         "fastdraft",
         "fastdraft.serving",
         "fastdraft.serving.vllm",
+        "fastdraft.serving.vllm.interface",
         "fastdraft.serving.vllm.plugin",
     }
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def read_untyped(file: Path) -> set[str]:
+    """What is read of parameters that are annotated as `Any`."""
+    found = set()
+    for function in ast.walk(ast.parse(file.read_text())):
+        if isinstance(function, ast.FunctionDef):
+            given = [*function.args.args, *function.args.kwonlyargs]
+            untyped = {each.arg for each in given if ast.unparse(each.annotation or each) == "Any"}
+            read = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
+            found |= {ast.unparse(node) for node in read if ast.unparse(node.value) in untyped}
+    return found
+
+
+def test_all_names_of_vllm_stand_in_the_interfaces() -> None:
+    """Nothing else imports vLLM, and what it passes has a type. V1 can be deleted as it stands."""
+    files = [*FOLDER.rglob("*.py")]
+    assert len(files) > 15
+    for file in files:
+        used = imports(file)
+        if file.name != "interface.py":
+            assert not {name for name in used if name.partition(".")[0] == "vllm"}, file
+            assert read_untyped(file) <= PUBLIC, file
+        if file.parent.name != "v1" and file not in (FOLDER / "hooks.py", FOLDER / "__init__.py"):
+            assert not {name for name in used if ".vllm.v1" in name}, file
 
 
 def test_modules_are_hooked_when_they_are_imported(tmp_path: Path) -> None:
@@ -78,10 +119,13 @@ def test_modules_are_hooked_when_they_are_imported(tmp_path: Path) -> None:
 def test_options_change_no_hash_and_arrive_whole() -> None:
     """vLLM hashes its additional configuration as JSON for what it compiles."""
     given = {"memory_bytes": 1 << 20, "shared_namespaces": ["a"]}
-    configs = [{"other": 1, "fastdraft": Options(each)} for each in (given, {})]
+    configs = [
+        {"other": 1, "fastdraft": Options(each, chooses_lengths=bool(each))} for each in (given, {})
+    ]
     assert len({json.dumps(config, sort_keys=True) for config in configs}) == 1
     for copied in (pickle.loads(pickle.dumps(configs[0])), copy.deepcopy(configs[0])):
         assert isinstance(copied["fastdraft"], Options)
+        assert copied["fastdraft"].chooses_lengths
         settings = Settings.of(SimpleNamespace(additional_config=copied))
         assert (settings.memory_bytes, settings.shared_namespaces) == (1 << 20, ["a"])
     assert "memory_bytes" in repr(configs[0])

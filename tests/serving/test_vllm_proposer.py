@@ -13,8 +13,10 @@ import pytest
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
-from fastdraft.serving.vllm import FastdraftProposer, Settings, proposer
-from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
+from fastdraft.serving.vllm import FastdraftProposer, Settings
+from fastdraft.serving.vllm.interface import captured_sizes
+from fastdraft.serving.vllm.v1 import proposer
+from fastdraft.serving.vllm.v1.step_times import StepTimes, seconds_of_a_line
 from vllm_host import CYCLE, VOCABULARY, Clock, Job, StairsClock, V1Host, config, copying, graphs
 
 
@@ -47,11 +49,9 @@ def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
 def test_drafts_end_where_the_model_or_the_request_does() -> None:
     host = V1Host(token_cost=0.0, length=100)
     drafter = host.proposer
-    assert host.effective_drafter_max_model_len == 100 + 8
-    # vLLM finds out how long a text may be once the model is loaded.
-    host.update_max_model_len(90)
-    assert host.effective_drafter_max_model_len == 90 + 8
-    host.update_max_model_len(100)
+    # A row near its end keeps no other from being drafted for.
+    assert host._input_fits_in_drafter(SimpleNamespace(max_seq_len=100))
+    assert not host._input_fits_in_drafter(None)
     host.add("long", copying(output=100 - 60))
     host.add("short", copying(output=6, max_tokens=6))
     while host.jobs:

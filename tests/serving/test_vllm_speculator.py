@@ -12,10 +12,10 @@ import torch
 
 from fastdraft import Engine
 from fastdraft.serving.ledger import FOLDER_VARIABLE
-from fastdraft.serving.vllm import speculator as speculator_module
-from fastdraft.serving.vllm import transfers
-from fastdraft.serving.vllm.speculator import FastdraftSpeculator
-from fastdraft.serving.vllm.transfers import COPIES, Ends, TreeBuffers
+from fastdraft.serving.vllm.v2 import speculator as speculator_module
+from fastdraft.serving.vllm.v2 import transfers
+from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
+from fastdraft.serving.vllm.v2.transfers import COPIES, Ends, TreeBuffers
 from vllm_host import CYCLE, VOCABULARY, Job, V2Host
 
 

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 import numpy as np
 import pytest
 
-from fastdraft.serving.vllm.step_times import StepTimes
+from fastdraft.serving.vllm.v1.step_times import StepTimes
 
 LOOKAHEAD = 8
 PREMIUM = 1.2

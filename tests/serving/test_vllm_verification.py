@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.vllm import verification
-from fastdraft.serving.vllm.lengths import DraftSchedule, follow_batches
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.verification import adapt, agree, create, is_adaptive
+from fastdraft.serving.vllm.v2 import verification
+from fastdraft.serving.vllm.v2.lengths import draft_schedule, follow_batches
+from fastdraft.serving.vllm.v2.verification import adapt, agree, create, is_adaptive
 from vllm_host import V2Host, config
 
 
@@ -61,7 +61,9 @@ def runner(*, experts: bool = False, asynchronous: bool = True, **options: Any) 
     made.vllm_config.use_v2_model_runner = True
     made.vllm_config.model_config.is_moe = experts
     made.vllm_config.scheduler_config.async_scheduling = asynchronous
-    made.vllm_config.compilation_config = SimpleNamespace(cudagraph_capture_sizes=[1, 2, 4, 8])
+    made.vllm_config.compilation_config = SimpleNamespace(
+        cudagraph_mode=None, cudagraph_capture_sizes=[1, 2, 4, 8]
+    )
 
     def make(**_: Any) -> Manager | None:
         if not made.speculator.enable_adaptive_verification:
@@ -119,10 +121,8 @@ def test_vllm_is_asked_in_the_worker() -> None:
             "is off",
         ),
         (
-            lambda made: setattr(
-                made.vllm_config.speculative_config,
-                "num_speculative_tokens_per_batch_size",
-                [[1, 4, 8]],
+            lambda made: vars(made).update(
+                vllm_config=config(adaptive=True, by_batch_size=[[1, 4, 8]])
             ),
             "per_batch_size is given",
         ),
@@ -150,7 +150,7 @@ def test_recurrent_layers_are_tried_on_a_gpu_alone(v2: bool) -> None:
 
 
 def test_lengths_that_fastdraft_gave_stand_in_nobodys_way() -> None:
-    made, said = runner(by_batch_size=DraftSchedule(8, 4)), list[str]()
+    made, said = runner(by_batch_size=draft_schedule(8, 4), chooses_lengths=True), list[str]()
     adapt(made, said.append)
     made.initialize_kv_cache()
     assert said == [""]
@@ -169,7 +169,7 @@ def test_the_scheduler_follows_the_workers(decided: list[bool]) -> None:
     runners = [SimpleNamespace(adaptive_verification=Manager() if d else None) for d in decided]
     workers = [SimpleNamespace(model_runner=each) for each in runners]
     executor = SimpleNamespace(collective_rpc=lambda call: [call(each) for each in workers])
-    made = runner(by_batch_size=DraftSchedule(8, 4)).vllm_config
+    made = runner(by_batch_size=draft_schedule(8, 4), chooses_lengths=True).vllm_config
     core = SimpleNamespace(model_executor=executor)
     assert agree(lambda *_: "cache", core, made) == "cache"
     assert is_adaptive(made) == all(decided)

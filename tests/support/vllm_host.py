@@ -17,10 +17,11 @@ import torch
 from fastdraft.kernels import align
 from fastdraft.late.background import BackgroundDrafter
 from fastdraft.serving.vllm import FastdraftProposer
-from fastdraft.serving.vllm import speculator as speculator_module
-from fastdraft.serving.vllm.lookup import LateRequests
+from fastdraft.serving.vllm.plugin import Options
 from fastdraft.serving.vllm.requests import SALT, Salt
-from fastdraft.serving.vllm.speculator import FastdraftSpeculator
+from fastdraft.serving.vllm.v2 import speculator as speculator_module
+from fastdraft.serving.vllm.v2.lookup import LateRequests
+from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
 from waiting import as_on_a_device, no_waiting
 
 VOCABULARY = 1000
@@ -80,6 +81,7 @@ def config(
     ranks: int = 1,
     adaptive: bool = False,
     by_batch_size: Any = None,
+    chooses_lengths: bool | None = None,
     adapters: int | None = None,
     hybrid: bool = False,
     attention_free: bool = False,
@@ -88,7 +90,10 @@ def config(
     **settings: Any,
 ) -> Any:
     """rows: The most requests that run at once; length: the longest text; adaptive: whether vLLM
-    allows for adaptive verification; settings: fastdraft's."""
+    allows for adaptive verification; chooses_lengths: whether fastdraft does, as by default where
+    the user names none; settings: fastdraft's."""
+    if chooses_lengths is None:
+        chooses_lengths = by_batch_size is None
 
     def validate() -> None:
         if not adaptive:
@@ -98,10 +103,11 @@ def config(
         _validate_adaptive_verification=validate,
         _validate_batch_sharded_sampling=lambda: None,
         _verify_sampling_replay_config=lambda: None,
-        compilation_config=graphs,
+        compilation_config=graphs
+        or SimpleNamespace(cudagraph_mode=None, cudagraph_capture_sizes=None),
         lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
-        additional_config={"fastdraft": settings},
-        scheduler_config=SimpleNamespace(max_num_seqs=rows),
+        additional_config={"fastdraft": Options(settings, chooses_lengths=chooses_lengths)},
+        scheduler_config=SimpleNamespace(max_num_seqs=rows, async_scheduling=False),
         model_config=SimpleNamespace(
             max_model_len=length,
             get_vocab_size=lambda: VOCABULARY,
@@ -253,7 +259,6 @@ class V1Host(Host):
         self.requests: dict[str, Any] = {}
         self.executed = 0
         self.clock: Clock | None = None
-        self.update_max_model_len(length)
         self.proposer.attach(self)
         self.proposer.load_model()
 
@@ -276,9 +281,6 @@ class V1Host(Host):
         self.executed += 1
         for name in scheduler_output.finished_req_ids:
             self.requests.pop(name, None)
-
-    def update_max_model_len(self, length: int) -> None:
-        self.effective_drafter_max_model_len = length
 
     def add(self, name: str, job: Job) -> None:
         assert len(self.jobs) < len(self.tokens)
@@ -420,6 +422,9 @@ class V2Host(Host):
         return self.speculator.faults
 
     # What vLLM's runner has.
+
+    def shutdown(self) -> None:
+        pass
 
     def initialize_kv_cache(self) -> None:
         pass

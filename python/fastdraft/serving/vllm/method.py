@@ -12,15 +12,29 @@ from collections.abc import Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import share_folder
+from fastdraft.serving.vllm.interface import (
+    EngineArgs,
+    ParallelConfig,
+    VllmConfig,
+    default_arguments,
+    takes_v2,
+)
 from fastdraft.serving.vllm.plugin import METHOD, PROPOSER, Options
 from fastdraft.serving.vllm.settings import Settings
 
-__all__ = ["configure", "default_runner", "drafts", "drafts_on_v2", "has_head", "has_v2"]
+__all__ = [
+    "chooses_lengths",
+    "configure",
+    "default_runner",
+    "drafts",
+    "drafts_on_v2",
+    "has_head",
+    "has_v2",
+]
 
 # The longest draft where the user names none. V1 rounds the sizes of its graphs up to multiples of
 # one more, so that a step without a draft pays for it. V2 verifies as many tokens for each row.
@@ -28,7 +42,7 @@ _LONGEST_V1: Final = 16
 _LONGEST_V2: Final = 8
 
 
-def configure(args: Any, parallel_config: Any, *, chosen: bool = True) -> None:
+def configure(args: EngineArgs, parallel_config: ParallelConfig, *, chosen: bool = True) -> None:
     """Puts a method that vLLM knows in the place of ours, which a `vllm.EngineArgs` names.
 
     Args:
@@ -56,7 +70,10 @@ def configure(args: Any, parallel_config: Any, *, chosen: bool = True) -> None:
             )
     names = {field.name for field in fields(Settings)}
     options = {name: given.pop(name) for name in names & given.keys()}
-    args.additional_config = {**additional, METHOD: Options(Settings.checked(options))}
+    checked = Settings.checked(options)
+    leaves_lengths = "num_speculative_tokens_per_batch_size" not in given
+    made_options = Options(checked, chooses_lengths=leaves_lengths)
+    args.additional_config = {**additional, METHOD: made_options}
     args.spec_method = None
     head = given.pop("head", None)
     made: dict[str, Any]
@@ -72,7 +89,7 @@ def configure(args: Any, parallel_config: Any, *, chosen: bool = True) -> None:
                 f"vLLM 0.32 or newer, got {head!r}"
             )
         made = dict(head)
-    elif _takes_v2(args, parallel_config):
+    elif has_v2() and takes_v2(args, parallel_config):
         made = {"method": "ngram_gpu", "model": METHOD, "num_speculative_tokens": _LONGEST_V2}
     else:
         made = {
@@ -86,13 +103,13 @@ def configure(args: Any, parallel_config: Any, *, chosen: bool = True) -> None:
     args.speculative_config = {**made, **given}
 
 
-def drafts(vllm_config: Any) -> bool:
+def drafts(vllm_config: VllmConfig) -> bool:
     """Whether a `vllm.config.VllmConfig` has fastdraft draft."""
     model = getattr(vllm_config.speculative_config, "model", None)
     return model in (METHOD, PROPOSER) or has_head(vllm_config)
 
 
-def drafts_on_v2(vllm_config: Any) -> bool:
+def drafts_on_v2(vllm_config: VllmConfig) -> bool:
     """Whether a `vllm.config.VllmConfig` has fastdraft draft for Model Runner V2.
 
     Raises:
@@ -110,11 +127,17 @@ def drafts_on_v2(vllm_config: Any) -> bool:
     return True
 
 
-def has_head(vllm_config: Any) -> bool:
+def has_head(vllm_config: VllmConfig) -> bool:
     """Whether a `vllm.config.VllmConfig` has fastdraft draft beside a head of vLLM's."""
     method = getattr(vllm_config.speculative_config, "method", None)
     asked = METHOD in (vllm_config.additional_config or {})
     return asked and method not in (None, "ngram_gpu", "custom_class")
+
+
+def chooses_lengths(vllm_config: VllmConfig) -> bool:
+    """Whether the user of a `vllm.config.VllmConfig` leaves it to fastdraft how long drafts are."""
+    options = (vllm_config.additional_config or {}).get(METHOD)
+    return bool(getattr(options, "chooses_lengths", False))
 
 
 def has_v2() -> bool:
@@ -126,24 +149,4 @@ def has_v2() -> bool:
 
 def default_runner() -> str:
     """The model runner that vLLM takes here, unless an option asks for what V2 lacks."""
-    from vllm.config import ParallelConfig
-    from vllm.engine.arg_utils import EngineArgs
-
-    return f"Model Runner V{2 if _takes_v2(EngineArgs(), ParallelConfig()) else 1}"
-
-
-def _takes_v2(args: Any, parallel_config: Any) -> bool:
-    """Whether vLLM takes Model Runner V2 if nothing but the method is left to decide: asks vLLM."""
-    from vllm.config import VllmConfig
-
-    if not has_v2():
-        return False  # then vLLM takes V1 for all but heads
-    watermark = getattr(args, "create_watermark_config", lambda: None)
-    asked = object.__new__(VllmConfig)
-    vars(asked).update(
-        attention_config=args.attention_config,
-        parallel_config=parallel_config,
-        speculative_config=SimpleNamespace(method="ngram_gpu", parallel_drafting=False),
-        watermark_config=watermark(),
-    )
-    return bool(asked.use_v2_model_runner)
+    return f"Model Runner V{2 if has_v2() and takes_v2(*default_arguments()) else 1}"

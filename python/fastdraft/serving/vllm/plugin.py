@@ -14,6 +14,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from fastdraft.serving.vllm.interface import (
+    ADD_ARGUMENTS,
+    CREATE_SPECULATIVE_CONFIG,
+    FROM_ARGUMENTS,
+    EngineArgs,
+    ModelConfig,
+    ParallelConfig,
+)
+
 __all__ = ["METHOD", "PROPOSER", "Hooks", "Options", "register"]
 
 METHOD: Final = "fastdraft"
@@ -33,15 +42,17 @@ class Options(dict[str, Any]):
     that. So they are no items, and JSON shows an empty object.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], *, chooses_lengths: bool = False) -> None:
+        """chooses_lengths: Whether the user leaves it to fastdraft how long drafts are."""
         super().__init__()
         self.given = dict(given)
+        self.chooses_lengths = chooses_lengths
 
     def __repr__(self) -> str:
         return repr(self.given)
 
     def __reduce__(self) -> Any:
-        return _arrive, (self.given,)
+        return _arrive, (self.given, self.chooses_lengths)
 
 
 class _Process:
@@ -69,10 +80,10 @@ def _ask() -> None:
         _put(HOOKS)
 
 
-def _arrive(given: Mapping[str, Any]) -> Options:
+def _arrive(given: Mapping[str, Any], chooses_lengths: bool) -> Options:
     """Called where options are unpickled."""
     _ask()
-    return Options(given)
+    return Options(given, chooses_lengths=chooses_lengths)
 
 
 def _put(hooks: Hooks) -> None:
@@ -155,7 +166,10 @@ def _is_chosen(args: Any) -> bool:
 
 
 def _take_method(
-    create: Any, args: Any, target_model_config: Any, target_parallel_config: Any
+    create: Callable[..., Any],
+    args: EngineArgs,
+    target_model_config: ModelConfig,
+    target_parallel_config: ParallelConfig,
 ) -> Any:
     if _is_chosen(args) or _names(args, "model") == PROPOSER:
         from fastdraft.serving.vllm.method import configure
@@ -182,7 +196,7 @@ def _add_front(make: Any, cls: Any, args: Any) -> Any:
 
 
 _ARGUMENTS: Final[Hooks] = {
-    "vllm.engine.arg_utils:EngineArgs.create_speculative_config": _take_method,
-    "vllm.engine.arg_utils:EngineArgs.add_cli_args": _name_method,
-    "vllm.engine.arg_utils:EngineArgs.from_cli_args": _add_front,
+    CREATE_SPECULATIVE_CONFIG: _take_method,
+    ADD_ARGUMENTS: _name_method,
+    FROM_ARGUMENTS: _add_front,
 }

@@ -17,6 +17,7 @@ from fastdraft import DraftConfig, DraftStats, __version__
 from fastdraft.serving.host import HostRequests, Target, Text, opened, watch
 from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.request_options import PREDICTION, TICKET, UNLIMITED
+from fastdraft.serving.vllm.interface import RequestData, VllmConfig, first_rank_group
 from fastdraft.serving.vllm.settings import Settings
 
 __all__ = ["SALT", "Request", "Salt", "VllmRequests", "VllmText", "is_first_rank"]
@@ -57,7 +58,7 @@ class Request(NamedTuple):
         return min(ends)
 
     @classmethod
-    def of(cls, request: Any) -> Request | None:
+    def of(cls, request: RequestData) -> Request | None:
         """That of vLLM's own record, a `NewRequestData` or a `CachedRequestState`; None where the
         prompt, or a part of it, came as embeddings, which have no tokens to look up."""
         params = request.sampling_params
@@ -104,7 +105,7 @@ class VllmRequests(HostRequests[VllmTextT]):
 
     def __init__(
         self,
-        vllm_config: Any,
+        vllm_config: VllmConfig,
         settings: Settings,
         config: DraftConfig,
         *,
@@ -212,8 +213,6 @@ class VllmRequests(HostRequests[VllmTextT]):
 def is_first_rank() -> bool:
     """Whether this worker drafts for all: with tensor parallelism, rank 0 does."""
     try:
-        from vllm.distributed.parallel_state import get_tp_group
-
-        return bool(get_tp_group().is_first_rank)
+        return bool(first_rank_group().is_first_rank)
     except (ImportError, AttributeError, AssertionError):
         return True

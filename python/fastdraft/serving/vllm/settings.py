@@ -10,6 +10,7 @@ from fastdraft import DraftConfig, Engine
 from fastdraft.errors import InvalidValueError, MemoryLimitError
 from fastdraft.serving.host import memory_key
 from fastdraft.serving.settings import MemorySettings
+from fastdraft.serving.vllm.interface import SpeculativeConfig, VllmConfig
 
 __all__ = ["Settings"]
 
@@ -34,7 +35,7 @@ class Settings(MemorySettings):
     """What drafts are chosen for, as in `DraftConfig`. For Model Runner V1."""
 
     @classmethod
-    def of(cls, vllm_config: Any) -> Settings:
+    def of(cls, vllm_config: VllmConfig) -> Settings:
         """Those in `vllm_config.additional_config`. Raises InvalidValueError."""
         additional = vllm_config.additional_config
         given = additional.get("fastdraft", {}) if isinstance(additional, Mapping) else {}
@@ -72,14 +73,15 @@ class Settings(MemorySettings):
             )
         return cls(**given)
 
-    def check(self, vllm_config: Any, *, v2: bool) -> None:
+    def check(self, vllm_config: VllmConfig, *, v2: bool) -> None:
         """Raises InvalidValueError for settings of vLLM that would give wrong text or be ignored.
 
         Args:
             vllm_config: A `vllm.config.VllmConfig`.
             v2: Whether its model runner is V2.
         """
-        parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
+        parallel = vllm_config.parallel_config
+        speculative: SpeculativeConfig = vllm_config.speculative_config
         model = vllm_config.model_config
         stages = parallel.pipeline_parallel_size
         lengths = speculative.num_speculative_tokens_per_batch_size

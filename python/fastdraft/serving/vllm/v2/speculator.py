@@ -23,13 +23,15 @@ from fastdraft.faults import Faults
 from fastdraft.late.alignment import Aligner, Head, Texts
 from fastdraft.late.background import BackgroundDrafter
 from fastdraft.serving.request_options import LOOKAHEAD, SWITCH, UNLIMITED, request_options
-from fastdraft.serving.vllm.beside import BINS, HeadRecord
-from fastdraft.serving.vllm.lookup import LateRequests
+from fastdraft.serving.vllm.interface import VllmConfig, first_rank_group
 from fastdraft.serving.vllm.method import has_head
 from fastdraft.serving.vllm.requests import Request, is_first_rank
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.transfers import Ends, TreeBuffers
-from fastdraft.serving.vllm.verification import adapt
+from fastdraft.serving.vllm.v2 import interface as v2
+from fastdraft.serving.vllm.v2.beside import BINS, HeadRecord
+from fastdraft.serving.vllm.v2.lookup import LateRequests
+from fastdraft.serving.vllm.v2.transfers import Ends, TreeBuffers
+from fastdraft.serving.vllm.v2.verification import adapt
 
 __all__ = ["FastdraftSpeculator"]
 
@@ -37,8 +39,6 @@ __all__ = ["FastdraftSpeculator"]
 _NODES: Final = 128
 # A copy heals the loss of so many steps before it.
 _STEPS_BACK: Final = 4
-# The requests with which vLLM warms its kernels up.
-_WARM_UP: Final = ("_warmup_", "_v2_mixed_warmup_")
 
 _logger = logging.getLogger(__name__)
 
@@ -61,12 +61,14 @@ class FastdraftSpeculator:
     supports_mm_inputs = False
     draft_logits = None
 
-    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, req_states: v2.RequestState
+    ) -> None:
         """Makes a speculator as vLLM does. Raises as `FastdraftProposer` does."""
         settings = Settings.of(vllm_config)
         settings.check(vllm_config, v2=True)
         device = torch.device(device)
-        speculative = vllm_config.speculative_config
+        speculative: v2.SpeculativeConfig = vllm_config.speculative_config
         self._lookahead = lookahead = int(speculative.num_speculative_tokens)
         places = int(vllm_config.scheduler_config.max_num_seqs)
         self._states = req_states
@@ -140,7 +142,7 @@ class FastdraftSpeculator:
         """Waits until the engine's thread has done all that was asked; whether it has."""
         return self.drafter is None or self.drafter.drain(timeout)
 
-    def attach(self, runner: Any) -> None:
+    def attach(self, runner: v2.GPUModelRunner) -> None:
         """Hears of requests from the V2 `GPUModelRunner` that owns the speculator.
 
         Raises:
@@ -158,34 +160,33 @@ class FastdraftSpeculator:
         self._states.req_id_to_index  # noqa: B018
 
         @functools.wraps(add)
-        def add_requests(scheduler_output: Any) -> None:
+        def add_requests(scheduler_output: v2.SchedulerOutput) -> None:
             add(scheduler_output)
             if scheduler_output.scheduled_new_reqs:
                 self._guard(self._enter, scheduler_output.scheduled_new_reqs)
 
         @functools.wraps(finish)
-        def finish_requests(scheduler_output: Any) -> None:
+        def finish_requests(scheduler_output: v2.SchedulerOutput) -> None:
             self._guard(self._leave, scheduler_output.finished_req_ids)
             finish(scheduler_output)
 
         runner.add_requests, runner.finish_requests = add_requests, finish_requests
-        shutdown = getattr(runner, "shutdown", None)
-        if shutdown is not None:
+        shutdown = runner.shutdown
 
-            @functools.wraps(shutdown)
-            def shut_down() -> None:
-                stop()
-                shutdown()
+        @functools.wraps(shutdown)
+        def shut_down() -> None:
+            stop()
+            shutdown()
 
-            runner.shutdown = shut_down
+        runner.shutdown = shut_down
 
-    def _announce(self, runner: Any, reason: str) -> None:
+    def _announce(self, runner: v2.GPUModelRunner, reason: str) -> None:
         """vLLM has decided how drafts are verified; why not row by row, or ""."""
         self.enable_adaptive_verification = not reason
         if self.late is None or self._announced:
             return
         self._announced = True  # vLLM may make its cache twice
-        asynchronous = getattr(runner.vllm_config.scheduler_config, "async_scheduling", False)
+        asynchronous = runner.vllm_config.scheduler_config.async_scheduling
         beside = "" if self._head is None else f" beside vLLM's {type(runner.speculator).__name__}"
         lengths = f"of one length for all rows ({reason})" if reason else "each row its own length"
         self.late.announce(
@@ -195,7 +196,7 @@ class FastdraftSpeculator:
 
     def propose(
         self,
-        input_batch: Any,
+        input_batch: v2.InputBatch,
         attn_metadata: Any,
         slot_mappings: Any,
         last_hidden_states: Tensor,
@@ -243,11 +244,9 @@ class FastdraftSpeculator:
                 self._share(output.probabilities[:rows])
         return drafts
 
-    def _join(self, speculator: Any) -> None:
+    def _join(self, speculator: v2.DraftModelSpeculator) -> None:
         """Has vLLM's own speculator draft first, and each row take the better of both drafts."""
-        from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
-
-        if not isinstance(speculator, DraftModelSpeculator):
+        if not isinstance(speculator, v2.draft_model_speculator()):
             raise InvalidValueError(
                 "head must be vLLM's configuration of a draft head or model, got one for which "
                 f"vLLM makes {type(speculator).__name__}"
@@ -268,7 +267,9 @@ class FastdraftSpeculator:
 
         speculator.propose = propose_both
 
-    def _propose(self, input_batch: Any, num_sampled: Tensor, head_ids: Tensor | None) -> None:
+    def _propose(
+        self, input_batch: v2.InputBatch, num_sampled: Tensor, head_ids: Tensor | None
+    ) -> None:
         states, rows = self._states, input_batch.num_reqs
         texts = Texts(states.all_token_ids.gpu, states.total_len.gpu, *self._columns)
         self._ends.protect()
@@ -301,7 +302,7 @@ class FastdraftSpeculator:
         self._trees.publish()
         self.late.publish()
 
-    def _enter(self, requests: Iterable[Any]) -> None:
+    def _enter(self, requests: Iterable[v2.NewRequestData]) -> None:
         """Requests have got places."""
         for request in requests:
             place = self._states.req_id_to_index[request.req_id]
@@ -313,7 +314,7 @@ class FastdraftSpeculator:
                 self._column_values[1, place] = min(_longest_draft(known), self._lookahead)
         self._send_columns()
 
-    def _begin(self, request: Any, known: Request, place: int) -> int:
+    def _begin(self, request: v2.NewRequestData, known: Request, place: int) -> int:
         """Tells the drafter of a request that is new, or was preempted; gives its number."""
         assert self.drafter is not None
         self.drafter.cancel(self._numbers.get(request.req_id, 0))
@@ -337,9 +338,7 @@ class FastdraftSpeculator:
 
     def _share(self, values: Tensor) -> None:
         """Gives all ranks of the model the first one's values."""
-        from vllm.distributed.parallel_state import get_tp_group
-
-        get_tp_group().broadcast(values, src=0)
+        first_rank_group().broadcast(values, src=0)
 
     def _guard(self, call: Callable[..., None], *args: Any) -> None:
         """Calls; what it raises costs drafts alone."""
@@ -349,9 +348,9 @@ class FastdraftSpeculator:
             self._faults.add("drafting failed; the step goes on without new drafts")
 
 
-def _known(request: Any) -> Request | None:
+def _known(request: v2.NewRequestData) -> Request | None:
     """What is known of a `NewRequestData`; None where nothing is to be looked up for it."""
-    return None if request.req_id.startswith(_WARM_UP) else Request.of(request)
+    return None if request.req_id.startswith(v2.WARM_UP) else Request.of(request)
 
 
 def _longest_draft(request: Request) -> int:

@@ -18,12 +18,13 @@ import numpy as np
 from fastdraft._core import BackOff, DepthAcceptance
 from fastdraft.faults import Faults
 from fastdraft.serving.request_options import UNLIMITED
-from fastdraft.serving.vllm.method import drafts_on_v2, has_head
-from fastdraft.serving.vllm.step_times import captured_sizes
-from fastdraft.serving.vllm.verification import is_adaptive
+from fastdraft.serving.vllm.interface import SpeculativeConfig, VllmConfig, captured_sizes
+from fastdraft.serving.vllm.method import chooses_lengths, drafts_on_v2, has_head
+from fastdraft.serving.vllm.v2 import interface as v2
+from fastdraft.serving.vllm.v2.verification import is_adaptive
 from fastdraft.step_latency import StepLatency
 
-__all__ = ["DraftLengths", "DraftSchedule", "follow_batches", "give_lengths"]
+__all__ = ["DraftLengths", "draft_schedule", "follow_batches", "give_lengths"]
 
 _logger = logging.getLogger(__name__)
 
@@ -98,30 +99,28 @@ class DraftLengths:
         self._acceptance.forget(part)
 
 
-class DraftSchedule(list[tuple[int, int, int]]):
-    """vLLM's `num_speculative_tokens_per_batch_size` where fastdraft gave it, not the user.
+def draft_schedule(longest: int, rows: int, *, always: bool = False) -> list[tuple[int, int, int]]:
+    """vLLM's `num_speculative_tokens_per_batch_size` where the user names none.
 
     vLLM captures graphs of the lengths that it names. Which of them a step takes is fastdraft's
-    choice then; without fastdraft's scheduler the number of rows decides.
+    choice then.
 
     Args:
         longest: The longest draft.
         rows: The most rows of a step. Each length needs a number of rows of its own.
         always: Whether each step has drafts.
     """
-
-    def __init__(self, longest: int, rows: int, *, always: bool = False) -> None:
-        # Each is half of the one before it, and the last one 0, or 1.
-        lengths = [longest >> halvings for halvings in range(longest.bit_length() + 1 - always)]
-        if len(lengths) > rows:
-            lengths = [*lengths[: rows - 1], lengths[-1]] if rows > 1 else [longest]
-        # As many rows as have a graph: where drafts are half as long, twice as many.
-        ends = [max(i, (rows - 1) >> (len(lengths) - 1 - i)) for i in range(1, len(lengths))]
-        begins = [1, *(end + 1 for end in ends)]
-        super().__init__(zip(begins, [*ends, rows], lengths, strict=True))
+    # Each is half of the one before it, and the last one 0, or 1.
+    lengths = [longest >> halvings for halvings in range(longest.bit_length() + 1 - always)]
+    if len(lengths) > rows:
+        lengths = [*lengths[: rows - 1], lengths[-1]] if rows > 1 else [longest]
+    # As many rows as have a graph: where drafts are half as long, twice as many.
+    ends = [max(i, (rows - 1) >> (len(lengths) - 1 - i)) for i in range(1, len(lengths))]
+    begins = [1, *(end + 1 for end in ends)]
+    return [*zip(begins, [*ends, rows], lengths, strict=True)]
 
 
-def give_lengths(vllm_config: Any) -> None:
+def give_lengths(vllm_config: VllmConfig) -> None:
     """Gives a `VllmConfig` lengths of drafts to choose among, before it chooses the sizes of its
     graphs.
 
@@ -134,34 +133,34 @@ def give_lengths(vllm_config: Any) -> None:
     """
     if not drafts_on_v2(vllm_config) or has_head(vllm_config):
         return
-    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    parallel = vllm_config.parallel_config
     if (
-        speculative.num_speculative_tokens_per_batch_size is not None
+        not chooses_lengths(vllm_config)
         or parallel.data_parallel_size > 1
         or parallel.distributed_executor_backend == "external_launcher"
     ):
         return
-    speculative.num_speculative_tokens_per_batch_size = DraftSchedule(
+    speculative: SpeculativeConfig = vllm_config.speculative_config
+    speculative.num_speculative_tokens_per_batch_size = draft_schedule(
         int(speculative.num_speculative_tokens),
         int(vllm_config.scheduler_config.max_num_seqs),
         always=bool(vllm_config.model_config.is_hybrid),
     )
 
 
-def follow_batches(scheduler: Any) -> None:
+def follow_batches(scheduler: v2.Scheduler) -> None:
     """Has a `Scheduler` that was just made choose the length of drafts step by step.
 
     Does nothing where `give_lengths` gave none: a list of the user's own is vLLM's to follow.
     """
     config = scheduler.vllm_config
-    speculative = getattr(config, "speculative_config", None)
-    schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
-    if not isinstance(schedule, DraftSchedule):
+    speculative: SpeculativeConfig = config.speculative_config
+    if not chooses_lengths(config) or not speculative.num_speculative_tokens_per_batch_size:
         return
     if is_adaptive(config):
         scheduler.dynamic_sd_lookup = None  # the longest, which the worker shortens
         return
-    allowed = {length for *_, length in schedule}
+    allowed = {length for *_, length in speculative.num_speculative_tokens_per_batch_size}
     sizes, _ = captured_sizes(config)
     latency = StepLatency(config.device_config.device_type, sizes)
     always = bool(config.model_config.is_hybrid)
@@ -169,7 +168,9 @@ def follow_batches(scheduler: Any) -> None:
     update, faults = scheduler.update_from_output, Faults(_logger)
 
     @functools.wraps(update)
-    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+    def update_from_output(
+        scheduler_output: v2.SchedulerOutput, model_runner_output: v2.ModelRunnerOutput
+    ) -> Any:
         try:
             followed.observe(scheduler_output, model_runner_output)
         except Exception:
@@ -183,7 +184,7 @@ def follow_batches(scheduler: Any) -> None:
 class _Followed:
     """In the place of a scheduler's list of lengths by the number of rows; learns from steps."""
 
-    def __init__(self, lengths: DraftLengths, scheduler: Any) -> None:
+    def __init__(self, lengths: DraftLengths, scheduler: v2.Scheduler) -> None:
         self._lengths = lengths
         self._scheduler = scheduler
         # Of the last step: when its output came, and whose it was.
@@ -193,7 +194,7 @@ class _Followed:
     def __getitem__(self, rows: int) -> int:
         return self._lengths.choose(rows)
 
-    def observe(self, scheduled: Any, output: Any) -> None:
+    def observe(self, scheduled: v2.SchedulerOutput, output: v2.ModelRunnerOutput) -> None:
         """Learns from a step's `SchedulerOutput` and `ModelRunnerOutput`."""
         now = time.perf_counter()
         tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens

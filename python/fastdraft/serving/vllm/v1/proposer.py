@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,11 @@ from numpy.typing import NDArray
 from fastdraft import DraftConfig
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.settings import COMMON_NGRAMS
+from fastdraft.serving.vllm.interface import SpeculativeConfig, VllmConfig, captured_sizes
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText, is_first_rank
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
+from fastdraft.serving.vllm.v1 import interface as v1
+from fastdraft.serving.vllm.v1.step_times import StepTimes, seconds_of_a_line
 
 __all__ = ["FastdraftProposer"]
 
@@ -53,7 +55,7 @@ class FastdraftProposer(VllmRequests[_Text]):
     Not thread-safe: vLLM calls it from the thread that runs the model.
     """
 
-    def __init__(self, vllm_config: Any) -> None:
+    def __init__(self, vllm_config: VllmConfig) -> None:
         """Makes a proposer of a `vllm.config.VllmConfig`, as vLLM does.
 
         Raises:
@@ -63,7 +65,8 @@ class FastdraftProposer(VllmRequests[_Text]):
         """
         settings = Settings.of(vllm_config)
         settings.check(vllm_config, v2=False)
-        self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
+        speculative: SpeculativeConfig = vllm_config.speculative_config
+        self._lookahead = int(speculative.num_speculative_tokens)
         config = DraftConfig(lookahead=self._lookahead, objective=settings.objective)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
@@ -85,9 +88,9 @@ class FastdraftProposer(VllmRequests[_Text]):
                 even_graphs=even_graphs,
                 line_seconds=seconds_of_a_line(device_type, vocabulary),
             )
-        self._runner: Any = None
+        self._runner: v1.GPUModelRunner | None = None
         # Of the last forward, by request id: its draft tokens.
-        self._verified: Mapping[Hashable, Sequence[int]] = {}
+        self._verified: Mapping[str, Sequence[int]] = {}
         self._ended_at = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +105,7 @@ class FastdraftProposer(VllmRequests[_Text]):
                 f"it has to name fastdraft, got {os.environ.get('VLLM_PLUGINS')!r}"
             )
 
-    def attach(self, runner: Any) -> None:
+    def attach(self, runner: v1.GPUModelRunner) -> None:
         """Takes request ids, parameters and ends from the V1 `GPUModelRunner` that owns it.
 
         Raises:
@@ -116,7 +119,7 @@ class FastdraftProposer(VllmRequests[_Text]):
             self.announce(f"Model Runner V1, drafts of up to {self._lookahead} tokens")
 
         @functools.wraps(execute)
-        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        def execute_model(scheduler_output: v1.SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
             # `propose` is not called for the last request's end, nor before an id comes again.
             if scheduler_output.finished_req_ids:
                 self._guard(self._texts.values(), self._end, scheduler_output.finished_req_ids)
@@ -129,21 +132,12 @@ class FastdraftProposer(VllmRequests[_Text]):
         runner.execute_model = execute_model
         # Otherwise the runner drafts zeros for all rows as soon as one is near its end. Here the
         # limit is known row by row.
-        runner.effective_drafter_max_model_len += self._lookahead
-        update = runner.update_max_model_len
-
-        @functools.wraps(update)
-        def update_max_model_len(length: int) -> None:
-            # It may set the drafter's length again.
-            runner.effective_drafter_max_model_len -= self._lookahead
-            update(length)
-            runner.effective_drafter_max_model_len += self._lookahead
-
-        runner.update_max_model_len = update_max_model_len
+        runner._input_fits_in_drafter = lambda metadata: metadata is not None
 
     @property
     def _asks(self) -> bool:
         """Whether a request of the batch asks for log-probabilities."""
+        assert self._runner is not None
         return bool(self._runner.input_batch.num_logprobs)
 
     def propose(
@@ -191,9 +185,10 @@ class FastdraftProposer(VllmRequests[_Text]):
         token_ids: NDArray[np.int32],
     ) -> None:
         lengths = num_tokens_no_spec[: len(drafts)].tolist()
+        assert self._runner is not None
         request_ids, requests = self._runner.input_batch.req_ids, self._runner.requests
         self._end(self._texts.keys() - requests.keys())
-        decoded: dict[Hashable, int] = {}
+        decoded: dict[str, int] = {}
         live: list[_Text] = []
         rows: list[int] = []
         emitted: list[int] = []
@@ -231,7 +226,9 @@ class FastdraftProposer(VllmRequests[_Text]):
             self._observe(live, emitted, offsets, verified)
             self._draft(live, rows, drafts)
 
-    def _begin(self, key: Hashable, request: Any, token_ids: NDArray[np.int32], size: int) -> _Text:
+    def _begin(
+        self, key: str, request: v1.CachedRequestState, token_ids: NDArray[np.int32], size: int
+    ) -> _Text:
         """A request's first tokens have come, behind `size` others."""
         text = self._texts[key] = _Text()
         known = Request.of(request)
@@ -271,12 +268,11 @@ class FastdraftProposer(VllmRequests[_Text]):
             drafts[row] = draft
 
 
-def _keep_limits(text: _Text, prompt_size: int, params: Any) -> None:
+def _keep_limits(text: _Text, prompt_size: int, params: v1.SamplingParams) -> None:
     """Shortens the drafts of a request that vLLM's V1 would verify wrongly.
 
     `thinking_token_budget`: V1 counts the draft tokens of a thought before they are accepted.
     """
-    text.least = prompt_size + (getattr(params, "min_tokens", None) or 0)
-    budget = getattr(params, "thinking_token_budget", None)
-    if budget is not None and budget >= 0:
+    text.least = prompt_size + (params.min_tokens or 0)
+    if params.thinking_token_budget is not None and params.thinking_token_budget >= 0:
         text.lookahead = 0

@@ -14,10 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastdraft import DraftConfig
 from fastdraft.late.background import Report
-from fastdraft.serving.vllm.beside import HeadRecord
+from fastdraft.serving.vllm.interface import VllmConfig
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.transfers import EndsCopy
+from fastdraft.serving.vllm.v2.beside import HeadRecord
+from fastdraft.serving.vllm.v2.transfers import EndsCopy
 
 __all__ = ["LateRequests"]
 
@@ -35,7 +36,7 @@ class LateRequests(VllmRequests[VllmText]):
 
     def __init__(
         self,
-        vllm_config: Any,
+        vllm_config: VllmConfig,
         settings: Settings,
         *,
         places: int,

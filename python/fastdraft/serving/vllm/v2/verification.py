@@ -21,18 +21,14 @@ from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from fastdraft.serving.vllm.method import drafts_on_v2
+from fastdraft.serving.vllm.interface import VllmConfig
+from fastdraft.serving.vllm.method import chooses_lengths, drafts_on_v2
 from fastdraft.serving.vllm.settings import Settings
+from fastdraft.serving.vllm.v2 import interface as v2
 from fastdraft.step_latency import StepLatency
 
 __all__ = ["adapt", "agree", "create", "is_adaptive"]
 
-# The checks of a `VllmConfig` that concern adaptive verification: they raise ValueError.
-_CHECKS: Final = (
-    "_validate_adaptive_verification",
-    "_validate_batch_sharded_sampling",
-    "_verify_sampling_replay_config",
-)
 # After as many steps prices are renewed, on all ranks at once.
 _STEPS: Final = 16
 
@@ -40,12 +36,12 @@ _STEPS: Final = 16
 _refusals: Final[WeakKeyDictionary[Any, str]] = WeakKeyDictionary()
 
 
-def is_adaptive(config: Any) -> bool:
+def is_adaptive(config: VllmConfig) -> bool:
     """Whether rows differ in the length of their drafts, by a `VllmConfig` of this process."""
     return bool(getattr(config.speculative_config, "enable_adaptive_verification", False))
 
 
-def adapt(runner: Any, report: Callable[[str], None]) -> None:
+def adapt(runner: v2.GPUModelRunner, report: Callable[[str], None]) -> None:
     """Has a V2 `GPUModelRunner` verify adaptively, if vLLM allows it.
 
     Args:
@@ -87,7 +83,7 @@ def create(make: Callable[..., Any], **options: Any) -> Any:
         return None
 
 
-def agree(initialize: Callable[..., Any], core: Any, config: Any) -> Any:
+def agree(initialize: Callable[..., Any], core: v2.EngineCore, config: VllmConfig) -> Any:
     """Tells the process of vLLM's scheduler what its workers have decided."""
     made = initialize(core, config)
     if drafts_on_v2(config):
@@ -96,24 +92,24 @@ def agree(initialize: Callable[..., Any], core: Any, config: Any) -> Any:
     return made
 
 
-def _has_manager(worker: Any) -> bool:
+def _has_manager(worker: v2.Worker) -> bool:
     """Runs in a worker."""
     return getattr(worker.model_runner, "adaptive_verification", None) is not None
 
 
-def _ask(config: Any) -> str:
+def _ask(config: VllmConfig) -> str:
     """Sets the flag if a `VllmConfig` allows it; else gives the reason."""
-    speculative = config.speculative_config
+    speculative: v2.SpeculativeConfig = config.speculative_config
     if not Settings.of(config).enable_adaptive_verification:
         return "enable_adaptive_verification is off"
     if config.model_config.is_hybrid:
         return "each row of a model with recurrent layers needs a draft"
     # Those that `give_lengths` gave are for where it is not allowed.
-    if type(speculative.num_speculative_tokens_per_batch_size) is list:
+    if speculative.num_speculative_tokens_per_batch_size and not chooses_lengths(config):
         return "num_speculative_tokens_per_batch_size is given"
     speculative.enable_adaptive_verification = True
     try:
-        for name in _CHECKS:
+        for name in v2.CHECKS:
             getattr(config, name)()
     except ValueError as error:
         speculative.enable_adaptive_verification = False
@@ -121,9 +117,10 @@ def _ask(config: Any) -> str:
     return ""
 
 
-def _adopt(runner: Any) -> None:
+def _adopt(runner: v2.GPUModelRunner) -> None:
     """Gives a runner's manager what lookups need."""
     manager = runner.adaptive_verification
+    assert manager is not None
 
     def add_request(index: int) -> None:
         # A copy that is under way may bring back a part of what the slot had before, for a step.
@@ -140,7 +137,7 @@ def _adopt(runner: Any) -> None:
 class _Prices:
     """Measures steps, and renews the prices of a manager by them."""
 
-    def __init__(self, manager: Any, config: Any) -> None:
+    def __init__(self, manager: v2.AdaptiveVerificationManager, config: VllmConfig) -> None:
         self._manager = manager
         self._widest = 2 * (1 + manager.num_speculative_steps)  # the batch may grow meanwhile
         sizes = config.compilation_config.cudagraph_capture_sizes or ()
@@ -149,9 +146,9 @@ class _Prices:
         self._is_late = bool(config.scheduler_config.async_scheduling)
         self._steps = 0
         self._ended_at = 0.0
-        self._batch: Any = None
+        self._batch: v2.InputBatch | None = None
 
-    def record(self, record: Callable[..., None], probabilities: Any, batch: Any) -> None:
+    def record(self, record: Callable[..., None], probabilities: Any, batch: v2.InputBatch) -> None:
         """vLLM's `record_confidences`."""
         record(probabilities, batch)
         now = time.perf_counter()
@@ -167,7 +164,7 @@ class _Prices:
             self._manager.set_cost_curves([(1, 0.0)], curve)
         self._steps += 1
 
-    def _observe(self, batch: Any, seconds: float) -> None:
+    def _observe(self, batch: v2.InputBatch, seconds: float) -> None:
         rows, tokens = batch.num_reqs, batch.num_tokens
         prompt_tokens = max(tokens - rows - batch.num_draft_tokens, 0)
         self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)

@@ -8,18 +8,21 @@ ends the engine, in a step without draft tokens. GPUs run other code.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+from fastdraft.serving.vllm.v1 import interface as v1
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["mend_sampling"]
 
 
 def mend_sampling() -> None:
     """Replaces what does wrong in this process."""
-    # The proxy imports this package too, and needs no torch.
     import torch
-    from vllm.v1.sample import rejection_sampler
-    from vllm.v1.sample.ops import topk_topp_sampler
 
+    rejection_sampler, topk_topp_sampler = v1.samplers()
     values, ends = torch.tensor([0.625, 0.0]), torch.tensor([1, 3], dtype=torch.int32)
     # Memory that was not written can hold the right values by chance once.
     for _ in range(2):
@@ -39,8 +42,8 @@ def mend_sampling() -> None:
 
 
 def _expand_batch_to_tokens(
-    x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> Any:
+    x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Tensor:
     """Each row's value for each of its draft tokens, (num_tokens,)."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     replaced = x.masked_fill(x == replace_from, replace_to)

@@ -13,15 +13,14 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft.step_latency import StepLatency
 
-__all__ = ["StepTimes", "captured_sizes", "seconds_of_a_line"]
+__all__ = ["StepTimes", "seconds_of_a_line"]
 
 # A step's prompt tokens are averaged over recent steps; the latest one has this weight.
 _PROMPT_RATE = 1 / 8
@@ -30,18 +29,6 @@ _PROMPT_RATE = 1 / 8
 _LINES = 64
 
 _NONE: NDArray[np.float64] = np.zeros(0)
-
-
-def captured_sizes(vllm_config: Any) -> tuple[list[int], bool]:
-    """The sizes of the graphs that steps of any form are padded to; and whether steps whose rows
-    all have the longest draft run in graphs of their own."""
-    compilation = getattr(vllm_config, "compilation_config", None)
-    mode = getattr(compilation, "cudagraph_mode", None)
-    sizes = getattr(compilation, "cudagraph_capture_sizes", None) or []
-    if mode is None or not sizes or mode.mixed_mode().name == "NONE":
-        return [], False
-    own = mode.separate_routine() and mode.decode_mode().name == "FULL"
-    return [int(size) for size in sizes], own
 
 
 def seconds_of_a_line(device_type: str, vocabulary: int) -> float:
@@ -71,7 +58,7 @@ class StepTimes:
 
     Args:
         device_type: As in `torch.device.type`.
-        sizes, even_graphs: See `captured_sizes`.
+        sizes, even_graphs: See `interface.captured_sizes`.
         line_seconds: What the log-probabilities at a line take, if requests ask for them.
     """
 
@@ -93,16 +80,16 @@ class StepTimes:
         self._even = math.inf
         # The tokens by row of each forward since the last step. A step with more than one forward
         # is not measured.
-        self._forwards: deque[Mapping[Hashable, int]] = deque(maxlen=2)
+        self._forwards: deque[Mapping[str, int]] = deque(maxlen=2)
         self._prompt_tokens = 0.0  # of a step, lately
 
-    def add_forward(self, tokens: Mapping[Hashable, int]) -> None:
+    def add_forward(self, tokens: Mapping[str, int]) -> None:
         """A forward begins, over so many tokens by row."""
         self._forwards.append(tokens)
 
     def observe(
         self,
-        decoded: Mapping[Hashable, int],
+        decoded: Mapping[str, int],
         rows: int,
         seconds: float,
         longest: int = 0,

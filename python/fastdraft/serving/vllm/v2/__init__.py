@@ -1,0 +1,1 @@
+"""Model Runner V2: drafts that no step waits for."""
