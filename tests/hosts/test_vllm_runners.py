@@ -461,8 +461,16 @@ def what_is_counted_is_what_was_said(run: Run, plain: Plain) -> None:
     for length in lengths:
         said = run.tokens(PROMPTS, max_tokens=length)
         assert_all_same([(each[:length], gaps) for each, gaps in plain["alone"]], said)
+    # And behind a stop token, or until a step has ended in which drafts overlap.
+    stopped = 0
+    for number in range(len(PROMPTS)):
+        text = plain["alone"][number][0]
+        [said] = run.tokens(PROMPTS[number : number + 1], stop_token_ids=[text[9]])
+        end = text.index(text[9]) + 1
+        assert_same((text[:end], plain["alone"][number][1]), said)
+        stopped += len(said)
     after = run.settle()
-    assert after.emitted - before.emitted == sum(lengths) * len(PROMPTS)
+    assert after.emitted - before.emitted == sum(lengths) * len(PROMPTS) + stopped
     assert 0 < after.accepted - before.accepted <= after.drafted - before.drafted
 
 

@@ -272,6 +272,23 @@ def test_a_bad_argument_costs_drafts_and_is_named(
     assert host.kept.num_requests == host.kept.engine.num_requests == 0
 
 
+@pytest.mark.parametrize("limits", [{"stop_token_ids": [7, CYCLE[3]]}, {"eos_token_id": CYCLE[3]}])
+def test_text_behind_a_stop_token_is_neither_counted_nor_remembered(
+    make: Make, limits: dict[str, Any]
+) -> None:
+    """A draft goes on behind it, and steps that overlap do; vLLM cuts that off."""
+    host = make()
+    # Then the whole answer is drafted, and known already. A prompt may have the token.
+    for new in (60 + 4, 0):
+        before, [memory] = host.kept.stats.emitted, host.kept.memory.of(None)
+        held = len(memory)
+        host.add("a", copying(**limits))
+        host.run()
+        assert host.kept.stats.emitted - before == 4
+        assert len(memory) - held == new
+    assert host.accepted > 8 and host.faults == 0
+
+
 def test_embedded_prompts_are_not_drafted_for(make: Make) -> None:
     host = make()
     changes = {"embedded": ("prompt_token_ids", None), "mixed": ("prompt_is_token_ids", [False])}

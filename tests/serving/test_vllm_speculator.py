@@ -295,7 +295,7 @@ def test_trees_are_never_written_while_they_are_read() -> None:
         trees.continuations.base[:] = number
         trees.numbers[:] = number
         trees.continuations.probabilities[:] = number / 8
-        trees.publish()
+        trees.publish(np.arange(2))
     assert taken.bases.tolist() == [0, 0]
     trees.release()
     newest, _ = trees.take()
@@ -317,3 +317,33 @@ def test_ends_are_copied() -> None:
     assert copied.tolist() == [[1, 2], [3, 4]] and begins.tolist() == [0, 1, 4]
     copies[0].free()
     assert ends.send(values, bounds) is not None
+
+
+def test_trees_that_have_changed_are_copied_and_no_others() -> None:
+    """Whichever buffers were in use meanwhile, the newest one is as the host's memory."""
+    random, places, nodes, more = np.random.default_rng(3), 64, 16, 5
+    trees = TreeBuffers(torch.device("cpu"), places, nodes, more)
+    row, columns = 4 * (1 + 3 * nodes), 4 * (3 * places + more)
+    sizes = []
+    for step in range(200):
+        changed = random.choice(places, random.integers(0, 4), replace=False)
+        ours = trees.continuations
+        ours.token_ids[changed] = random.integers(0, 99, (len(changed), nodes))
+        ours.parents[changed] = step
+        ours.probabilities[changed] = random.random((len(changed), nodes))
+        ours.base[:], ours.count[:] = random.integers(0, 99, (2, places))
+        trees.numbers[:], trees.more[:] = step, step / 8
+        sizes.append((trees.publish(changed) - columns) / row)
+        if random.random() < 0.6:  # else the last one that was taken stays in use
+            taken, beside = trees.take()
+            trees.release()
+            for theirs, expected in zip(
+                taken,
+                (ours.base, ours.count, ours.token_ids, ours.parents, ours.probabilities),
+                strict=False,
+            ):
+                assert np.array_equal(theirs.numpy(), expected)
+            assert taken.requests.tolist() == [step] * places
+            assert beside.tolist() == [step / 8] * more
+    # A buffer lacks what was published since its turn, which is two or three times.
+    assert np.mean(sizes) < 4 * 1.5

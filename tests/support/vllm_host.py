@@ -145,6 +145,8 @@ class Job:
     max_tokens: int | None = None
     min_tokens: int = 0
     thinking_token_budget: int | None = None
+    stop_token_ids: list[int] | None = None
+    eos_token_id: int | None = None
     adapter: str | None = None
     salt: str | None = None
     marked: bool = True
@@ -157,10 +159,18 @@ class Job:
         """Its `SamplingParams`, as they reach a worker."""
         mark = {SALT: Salt(self.salt)} if self.marked else {}
         given = {**(self.extra_args or {}), **mark}
-        limits = ("max_tokens", "min_tokens", "thinking_token_budget")
+        limits = ("max_tokens", "min_tokens", "thinking_token_budget", "stop_token_ids")
         return SimpleNamespace(
-            extra_args=given or None, **{name: getattr(self, name) for name in limits}
+            extra_args=given or None,
+            eos_token_id=self.eos_token_id,
+            **{name: getattr(self, name) for name in limits},
         )
+
+    @property
+    def has_ended(self) -> bool:
+        """vLLM ends it at a stop token, whatever the step has emitted behind it."""
+        stops = {*(self.stop_token_ids or ()), self.eos_token_id}
+        return self.said >= len(self.output) or not stops.isdisjoint(self.output[: self.said])
 
     @property
     def text(self) -> list[int]:
@@ -219,7 +229,7 @@ class Host:
     def run(self) -> None:
         """Steps until every request has said all of it, each with the drafter up to date."""
         for _ in range(1000):
-            for name in [n for n, job in self.jobs.items() if job.said >= len(job.output)]:
+            for name in [n for n, job in self.jobs.items() if job.has_ended]:
                 self.end(name)
             if not self.jobs:
                 break

@@ -49,6 +49,8 @@ class Request(NamedTuple):
     """The most tokens of its output."""
     adapter: str | None
     """The name of its LoRA adapter, by which vLLM tells adapters apart, in its cache too."""
+    stops: frozenset[int]
+    """The tokens that end its output. A step may emit more behind one, which vLLM cuts off."""
 
     def longest(self, max_model_len: int) -> int:
         """The tokens at which its text ends, whatever it says."""
@@ -69,11 +71,13 @@ class Request(NamedTuple):
         ):
             return None
         adapter = getattr(request, "lora_request", None)
+        stops = (params.eos_token_id, *(params.stop_token_ids or ()))
         return cls(
             len(request.prompt_token_ids),
             getattr(params, "extra_args", None) or {},
             getattr(params, "max_tokens", None),
             None if adapter is None else adapter.lora_name,
+            frozenset(stop for stop in stops if stop is not None),
         )
 
 
@@ -85,6 +89,8 @@ class VllmText(Text):
     """The tokens of it that the engine has."""
     longest: int = UNLIMITED
     """The tokens at which it ends, of prompt and output."""
+    stops: frozenset[int] = frozenset()
+    """See `Request`."""
     predicts: bool = False
     row: int | None = None
     """Its row in the ledger."""
@@ -141,6 +147,7 @@ class VllmRequests(HostRequests[VllmTextT]):
         size, params = request.prompt_size, request.params
         text.length = size
         text.longest = request.longest(self._model_config.max_model_len)
+        text.stops = request.stops
         predicts = params.get(PREDICTION) is not None
         if predicts and self._ledger is not None:
             text.row = self._ledger.open(params.get(TICKET))

@@ -212,7 +212,11 @@ class FastdraftProposer(VllmRequests[_Text]):
                 live.append(text)
                 rows.append(row)
                 known = text.length == begin
-                emitted += sampled if known else token_ids[row, text.length : end].tolist()
+                said = sampled if known else token_ids[row, text.length : end].tolist()
+                if not text.stops.isdisjoint(sampled):
+                    stop = next(i for i, token in enumerate(sampled, 1) if token in text.stops)
+                    said = said[: len(said) - len(sampled) + stop]
+                emitted += said
                 offsets.append(len(emitted))
                 # vLLM may have cut drafts.
                 verified.append(len(self._verified.get(key, ())))

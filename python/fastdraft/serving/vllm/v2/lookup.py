@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastdraft import DraftConfig
 from fastdraft.late.background import Report
+from fastdraft.serving.request_options import UNLIMITED
 from fastdraft.serving.vllm.interface import VllmConfig
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText
 from fastdraft.serving.vllm.settings import Settings
@@ -50,6 +51,10 @@ class LateRequests(VllmRequests[VllmText]):
         # By place, of the step under way: the tokens of its draft, and whose it is.
         self._drafted = np.zeros(places, dtype=np.int64)
         self._drafting = np.zeros(places, dtype=np.int64)
+        # And the tokens at which its text ends, if a stop token has come.
+        self._stopped_at = np.zeros(places, dtype=np.int64)
+        # The slots whose continuations have changed since `changed` was called.
+        self._changed: list[NDArray[np.int64]] = []
 
     def add_request(self, prompt_ids: ArrayLike, *, request: Request, length: int) -> int | None:
         """Starts to draft for a request whose text has `length` tokens by now; None where its
@@ -62,13 +67,19 @@ class LateRequests(VllmRequests[VllmText]):
         self._texts[text.request] = text
         return text.request
 
-    def continue_batch(self, *args: Any, **options: Any) -> None:
+    def continue_batch(self, *args: Any, slots: NDArray[np.int64], **options: Any) -> None:
         """As `Engine.continue_batch`; its time is counted."""
         started = time.perf_counter()
+        self._changed.append(slots)
         try:
-            self.engine.continue_batch(*args, **options)
+            self.engine.continue_batch(*args, slots=slots, **options)
         finally:
             self._seconds += time.perf_counter() - started
+
+    def changed(self) -> NDArray[np.int64]:
+        """The slots whose continuations have changed since the last call."""
+        slots, self._changed = self._changed, []
+        return np.concatenate(slots) if slots else np.zeros(0, dtype=np.int64)
 
     def finish(self, request: int) -> None:
         """Ends a request, so that it is remembered."""
@@ -87,6 +98,7 @@ class LateRequests(VllmRequests[VllmText]):
         places: NDArray[np.int64],
         numbers: NDArray[np.int64],
         longest: NDArray[np.int64],
+        stops: NDArray[np.object_],
     ) -> Report:
         """What a step emitted, when it is on the host. Waits for the device.
 
@@ -98,6 +110,7 @@ class LateRequests(VllmRequests[VllmText]):
             places, numbers: (rows,), where they are, and the background drafter's numbers.
             longest: (rows,), the tokens at which the texts end. vLLM cuts off what the step has
                 emitted beyond them, and so does this.
+            stops: (rows,), the tokens, as a frozenset, behind which vLLM ends each text.
         """
         try:
             ends, bounds = copy.wait()
@@ -109,6 +122,8 @@ class LateRequests(VllmRequests[VllmText]):
             drafts, last = np.split(ends[:, 3:], [beside], axis=1)
             if self._head is not None:
                 self._head.observe(places, numbers, emitted, lengths, verified, drafts, last)
+            stopped = self._stop(places, numbers, stops, emitted, lengths, last)
+            longest = np.minimum(longest, stopped)
             over = np.maximum(lengths - longest, 0)
             lengths -= over
             reach = last.shape[1] - over
@@ -125,6 +140,30 @@ class LateRequests(VllmRequests[VllmText]):
         self._steps += 1
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return Report(places, numbers, lengths - sizes, tails, offsets, before)
+
+    def _stop(
+        self,
+        places: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        stops: NDArray[np.object_],
+        emitted: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        last: NDArray[np.int32],
+    ) -> NDArray[np.int64]:
+        """The tokens at which texts end by a stop token, in this step or an earlier one.
+
+        The device goes on behind it: to the end of its draft, and until vLLM has told it.
+        """
+        width = last.shape[1]
+        is_stop = np.zeros(last.shape, dtype=bool)
+        for each in {*stops}:
+            rows = np.array([other == each for other in stops])
+            is_stop[rows] = np.isin(last[rows], [*each])
+        is_stop &= np.arange(width) >= width - emitted[:, None]
+        known = np.where(self._drafting[places] == numbers, self._stopped_at[places], UNLIMITED)
+        found = np.where(is_stop.any(1), lengths - width + 1 + is_stop.argmax(1), UNLIMITED)
+        self._stopped_at[places] = ends = np.minimum(known, found)
+        return ends
 
     def publish(self) -> None:
         """Writes the counts into the ledger."""

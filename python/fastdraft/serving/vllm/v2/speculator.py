@@ -89,6 +89,8 @@ class FastdraftSpeculator:
         self._column_values = np.zeros((2, places), dtype=np.int32)
         # By place: the tokens at which the text ends. The device goes on to the end of its draft.
         self._longest = np.full(places, UNLIMITED, dtype=np.int64)
+        # And the tokens that end it.
+        self._stops = np.full(places, frozenset(), dtype=np.object_)
         self._model_config = vllm_config.model_config
         # The drafter's number of each request id.
         self._numbers: dict[str, int] = {}
@@ -291,7 +293,7 @@ class FastdraftSpeculator:
             assert self.late is not None and self.drafter is not None
             places = input_batch.idx_mapping_np[:rows].astype(np.int64)
             numbers = self._column_values[0, places].astype(np.int64)
-            of_rows = (places, numbers, self._longest[places])
+            of_rows = (places, numbers, self._longest[places], self._stops[places])
             self.drafter.expect(functools.partial(self.late.read, copy, *of_rows))
 
     def _send(self) -> None:
@@ -299,7 +301,7 @@ class FastdraftSpeculator:
         assert self.late is not None
         if self._head is not None:
             self._trees.more[:] = self._head.table()
-        self._trees.publish()
+        self._trees.publish(self.late.changed())
         self.late.publish()
 
     def _enter(self, requests: Iterable[v2.NewRequestData]) -> None:
@@ -310,6 +312,7 @@ class FastdraftSpeculator:
             known = _known(request)
             if known is not None:
                 self._longest[place] = known.longest(self._model_config.max_model_len)
+                self._stops[place] = known.stops
                 self._column_values[0, place] = self._begin(request, known, place)
                 self._column_values[1, place] = min(_longest_draft(known), self._lookahead)
         self._send_columns()

@@ -105,32 +105,53 @@ class TreeBuffers:
     """
 
     def __init__(self, device: torch.device, places: int, nodes: int, more: int = 0) -> None:
-        # All fields in one piece of memory, so that one copy carries them.
-        begin = 3 * places * (1 + nodes)
-        self._host = torch.zeros(begin + more, dtype=torch.int32, pin_memory=device.type == "cuda")
-        *fields, self.numbers = (
-            field.numpy() for field in _trees_in(self._host[:begin], places, nodes)
-        )
+        pinned: dict[str, Any] = {"dtype": torch.int32, "pin_memory": device.type == "cuda"}
+        host = _Buffer(torch.zeros(3 * places * (1 + nodes) + more, **pinned), places, nodes)
+        *fields, self.numbers = (field.numpy() for field in host.trees)
         self.continuations = Continuations(*fields)
-        self.more: NDArray[np.float32] = self._host[begin:].view(torch.float32).numpy()
-        self._begin = begin
-        self._buffers = [torch.zeros_like(self._host, device=device) for _ in range(3)]
-        self._trees = [_trees_in(each[:begin], places, nodes) for each in self._buffers]
+        self.more: NDArray[np.float32] = host.more.numpy()
+        self._host = host
+        self._buffers = [
+            _Buffer(torch.zeros_like(host.flat, device=device), places, nodes) for _ in range(3)
+        ]
+        # By buffer: the places of which it has other nodes than the host.
+        self._stale = np.zeros((3, places), dtype=bool)
+        self._staged = torch.empty(places * (1 + 3 * nodes), **pinned)
         self._newest = self._in_use = 0
         self._streams: Any = torch.get_device_module(device)
         self._stream = self._streams.Stream(device)
         self._arrived = _event(device)
         self._used = [_event(device) for _ in range(3)]
 
-    def publish(self) -> None:
-        """Copies all to the device, and makes it the newest. Waits for the copy."""
+    def publish(self, places: NDArray[np.int64]) -> int:
+        """Copies to the device what has changed, and makes it the newest. Waits for the copies.
+
+        Args:
+            places: Those whose nodes have changed since the last call.
+
+        Returns:
+            The bytes that were copied.
+        """
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
+        self._stale[:, places] = True
+        changed = np.flatnonzero(self._stale[free])
+        host, n = self._host, len(changed)
+        # Their places, and their nodes behind.
+        staged = self._staged[: n * (1 + 3 * host.nodes.shape[2])]
+        staged[:n].numpy()[:] = changed
+        values = host.nodes.numpy()[:, changed]
+        staged[n:].numpy()[:] = values.ravel()
         self._used[free].wait(self._stream)
         with self._streams.stream(self._stream):
-            self._buffers[free].copy_(self._host, non_blocking=True)
+            buffer = self._buffers[free]
+            buffer.head.copy_(host.head, non_blocking=True)
+            arrived = staged.to(buffer.flat.device, non_blocking=True)
+            buffer.nodes.index_copy_(1, arrived[:n].long(), arrived[n:].view(values.shape))
             self._arrived.record()
         self._arrived.synchronize()
+        self._stale[free] = False
         self._newest = free
+        return 4 * (len(host.head) + len(staged))
 
     def take(self) -> tuple[Trees, Tensor]:
         """The newest trees that have arrived, and what goes with them; zeros before any did.
@@ -141,8 +162,7 @@ class TreeBuffers:
             self._in_use = newest = self._newest
             # If newer ones came in between, the buffer may be written already.
             if newest == self._newest:
-                more = self._buffers[newest][self._begin :].view(torch.float32)
-                return self._trees[newest], more
+                return self._buffers[newest].trees, self._buffers[newest].more
 
     def release(self) -> None:
         """Says that what the current stream has to do with the trees is under way."""
@@ -155,8 +175,23 @@ def _event(device: torch.device) -> Any:
     return streams.Event(**({"blocking": True} if device.type == "cuda" else {}))
 
 
-def _trees_in(flat: Tensor, places: int, nodes: int) -> Trees:
-    """The fields of trees that lie in `flat` one after another."""
-    columns = flat[: 3 * places].view(3, places)
-    ids, parents, chances = flat[3 * places :].view(3, places, nodes)
-    return Trees(columns[0], columns[1], ids, parents, chances.view(torch.float32), columns[2])
+class _Buffer:
+    """Trees in one piece of memory, what is one value a place at first.
+
+    Attributes:
+        flat: int32, all of it.
+        head: What is copied each time: the trees' values by place, and `more`.
+        nodes: (3, places, nodes), a node's token, parent and probability.
+        more: float32, what goes with the trees.
+        trees: All but `more`.
+    """
+
+    def __init__(self, flat: Tensor, places: int, nodes: int) -> None:
+        self.flat = flat
+        end = len(flat) - 3 * places * nodes
+        self.head = flat[:end]
+        self.more = flat[3 * places : end].view(torch.float32)
+        self.nodes = flat[end:].view(3, places, nodes)
+        bases, counts, requests = flat[: 3 * places].view(3, places)
+        ids, parents, chances = self.nodes
+        self.trees = Trees(bases, counts, ids, parents, chances.view(torch.float32), requests)
