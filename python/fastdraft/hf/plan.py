@@ -475,7 +475,7 @@ def _engine(model: Any, config: DraftConfig | None, tokenizer: Any) -> Engine:
     """That of a configuration; without one, of the default with common n-grams."""
     engines = _engines.setdefault(model, {})
     if config not in engines:
-        known = tokenizer or tokenizer_file(model.name_or_path)
+        known = tokenizer or tokenizer_file(getattr(model, "name_or_path", ""))
         common = None if config else default_ngrams(known, vocabulary_size(model))
         engines[config] = Engine(config or DraftConfig(ngrams=common))
     return engines[config]
