@@ -1,7 +1,7 @@
 """The metrics of all adapters: predictions, errors, hits, time, memory and the fleet.
 
 Each adapter counts the same; how the counts reach Prometheus is the host's way: as text beside
-vLLM's own, or through the registry that a host has, such as SGLang's or Ray's.
+vLLM's own, or through the host's registry, as SGLang's.
 """
 
 from __future__ import annotations
