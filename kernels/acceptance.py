@@ -2,8 +2,9 @@
 
 The walk through a draft begins at the text's last token. The target's token in the row of where it
 stands is emitted; the first child that is this token is where it stands next, and without one it
-ends. It also ends before an empty row. So the draft's tokens are compared up to the first mismatch,
-and rows after that are no part of the text. A draft is looked at up to max_draft tokens.
+ends. In a chain, each token's parent is the one before it. The walk also ends before an empty row.
+So the draft's tokens are compared up to the first mismatch, and rows after that are no part of the
+text. A draft is looked at up to max_draft tokens.
 
 In a kernel, the program that finishes a request walks, through the rows' results.
 """
@@ -113,7 +114,7 @@ def emit(chosen: Chosen, batch: Batch) -> Verified:
         _padded(emitted, columns, device),
         _placed([*map(len, emitted)], device),
         _placed(status, device),
-        None if parents is None else _padded(paths, max_draft, device),
+        _padded(paths, max_draft, device),
         of_rows(chosen.logprobs),
         of_rows(chosen.raw_logprobs),
     )
@@ -131,71 +132,13 @@ def _placed(numbers: list[Any], device: torch.device) -> Tensor:
 
 @jit
 def accept(place, batch, logits, scratch, output, C):
-    """Writes what a request emits; place: that of any of its rows. With a path it is a tree."""
-    if output.tree_path is not None:
-        length, nan, stopped = _walk(place, batch, scratch, output, C)
-    else:
-        length, nan, stopped = _compare(place, batch, logits, scratch, output, C)
-    tl.store(output.lengths + place.request, length)
-    tl.store(output.status + place.request, nan * _NAN + stopped * _EMPTY)
-
-
-@jit
-def _emitted_of(request, batch):
-    """Where what a request emits begins."""
-    return request.to(tl.int64) * (batch.max_draft + 1)
-
-
-@jit
-def _results_of(place, scratch, slot):
-    """The packed results of the slots."""
-    results = scratch.row_results + place.first + slot
-    return tl.load(results, mask=slot <= place.size, other=0, cache_modifier=".cg")
-
-
-@jit
-def _compare(place, batch, logits, scratch, output, C):
-    """A chain: the slots up to the first whose row does not give the draft's next token."""
-    size, max_draft = place.size, batch.max_draft
-    emitted = _emitted_of(place.request, batch)
-    last = size
-    nan = 0
-    stopped = 0
-    for block in range(0, max_draft + 1, C.SLOTS):
-        slot = block + tl.arange(0, C.SLOTS)
-        packed = _results_of(place, scratch, slot)
-        key, token = grid.unpack(packed)
-        at = grid.drafted_at(place, slot + 1)
-        follows = (slot < size) & (at >= 0) & (at < batch.drafted)
-        expected = tl.load(batch.draft_ids + at, mask=follows, other=-1)
-        empty = key <= grid.EMPTY_KEY
-        refused = (slot <= size) & ((expected != token) | empty)
-        last = tl.minimum(last, tl.min(tl.where(refused, slot, size)))
-        kept = (slot < last) | ((slot == last) & ~empty)
-        token = tl.minimum(token, logits.vocabulary - 1)  # in range whatever the offsets hold
-        nan = tl.maximum(nan, tl.max(((slot <= last) & (key == grid.NAN_KEY)).to(tl.int32)))
-        stopped = tl.maximum(stopped, tl.max(((slot == last) & empty).to(tl.int32)))
-        inside = slot <= max_draft
-        tl.store(output.token_ids + emitted + slot, tl.where(kept, token, -1), mask=inside)
-        if output.logprobs is not None:
-            value = _load_shared(scratch.row_logprobs + place.first + slot, kept)
-            tl.store(output.logprobs + emitted + slot, value, mask=inside)
-        if output.raw_logprobs is not None:
-            value = _load_shared(scratch.row_raw_logprobs + place.first + slot, kept)
-            tl.store(output.raw_logprobs + emitted + slot, value, mask=inside)
-    return last + 1 - stopped, nan, stopped
-
-
-@jit
-def _walk(place, batch, scratch, output, C):
-    """A tree: from the text's last token to the child that is the target's token, and on from it.
+    """Writes what a request emits; place: that of any of its rows.
 
     A child stands behind its parent, so the slots are looked through once, in blocks.
     """
     size, max_draft = place.size, batch.max_draft
-    emitted = _emitted_of(place.request, batch)
-    token_ids = output.token_ids + emitted
-    path = output.tree_path + (emitted - place.request)
+    emitted = place.request.to(tl.int64) * (max_draft + 1)
+    path = output.path + (emitted - place.request)
     current = 0
     depth = 0
     # The result of the row that the walk has come to.
@@ -203,7 +146,8 @@ def _walk(place, batch, scratch, output, C):
     nan = 0
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        packed = _results_of(place, scratch, slot)
+        results = scratch.row_results + place.first + slot
+        packed = tl.load(results, mask=slot <= size, other=0, cache_modifier=".cg")
         if block == 0:
             result = tl.max(tl.where(slot == 0, packed, 0))
         at = grid.drafted_at(place, slot)
@@ -212,35 +156,33 @@ def _walk(place, batch, scratch, output, C):
         parent = tl.where(is_draft, grid.parent_slot(place, slot, batch), -1)
         child = _child(slot, parent, guess, current, result, size)
         while child <= size:
-            key, token = grid.unpack(result)
-            nan = tl.maximum(nan, (key == grid.NAN_KEY).to(tl.int32))
-            tl.store(token_ids + depth, token)
+            nan = tl.maximum(nan, _is_nan(result))
+            _store_emitted(result, place.first + current, emitted + depth, logits, scratch, output)
             tl.store(path + depth, child - 1)
-            _store_logprobs(place.first + current, emitted + depth, scratch, output)
             depth += 1
             current = child
             result = tl.max(tl.where(slot == current, packed, 0))
             child = _child(slot, parent, guess, current, result, size)
 
-    key, token = grid.unpack(result)
-    nan = tl.maximum(nan, (key == grid.NAN_KEY).to(tl.int32))
+    nan = tl.maximum(nan, _is_nan(result))
+    key, _ = grid.unpack(result)
     stopped = (key <= grid.EMPTY_KEY).to(tl.int32)
     length = depth + 1 - stopped
     if stopped == 0:
-        tl.store(token_ids + depth, token)
-        _store_logprobs(place.first + current, emitted + depth, scratch, output)
+        _store_emitted(result, place.first + current, emitted + depth, logits, scratch, output)
     for block in range(0, max_draft + 1, C.SLOTS):
         step = block + tl.arange(0, C.SLOTS)
         after = (step >= length) & (step <= max_draft)
-        tl.store(token_ids + step, tl.full((C.SLOTS,), -1, tl.int32), mask=after)
-        unused = (step >= depth) & (step < max_draft)
-        tl.store(path + step, tl.full((C.SLOTS,), -1, tl.int32), mask=unused)
+        missing = tl.full((C.SLOTS,), -1, tl.int32)
+        tl.store(output.token_ids + emitted + step, missing, mask=after)
+        tl.store(path + step, missing, mask=(step >= depth) & (step < max_draft))
         nothing = tl.full((C.SLOTS,), float("nan"), tl.float32)
         if output.logprobs is not None:
             tl.store(output.logprobs + emitted + step, nothing, mask=after)
         if output.raw_logprobs is not None:
             tl.store(output.raw_logprobs + emitted + step, nothing, mask=after)
-    return length, nan, stopped
+    tl.store(output.lengths + place.request, length)
+    tl.store(output.status + place.request, nan * _NAN + stopped * _EMPTY)
 
 
 @jit
@@ -252,15 +194,20 @@ def _child(slot, parent, guess, current, result, size):
 
 
 @jit
-def _store_logprobs(row, place, scratch, output):
-    """Writes the log-probabilities of a row's token to a place of what is emitted."""
-    if output.logprobs is not None:
-        tl.store(output.logprobs + place, _load_shared(scratch.row_logprobs + row, True))
-    if output.raw_logprobs is not None:
-        tl.store(output.raw_logprobs + place, _load_shared(scratch.row_raw_logprobs + row, True))
+def _is_nan(result):
+    key, _ = grid.unpack(result)
+    return (key == grid.NAN_KEY).to(tl.int32)
 
 
 @jit
-def _load_shared(place, kept):
-    """What another program may have left; NaN where it is not kept."""
-    return tl.load(place, mask=kept, other=float("nan"), cache_modifier=".cg")
+def _store_emitted(result, row, index, logits, scratch, output):
+    """Writes a row's token and its log-probabilities to an index of what is emitted."""
+    _, token = grid.unpack(result)
+    # In range whatever the offsets hold.
+    tl.store(output.token_ids + index, tl.minimum(token, logits.vocabulary - 1))
+    if output.logprobs is not None:
+        value = tl.load(scratch.row_logprobs + row, cache_modifier=".cg")
+        tl.store(output.logprobs + index, value)
+    if output.raw_logprobs is not None:
+        value = tl.load(scratch.row_raw_logprobs + row, cache_modifier=".cg")
+        tl.store(output.raw_logprobs + index, value)

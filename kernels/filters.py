@@ -488,10 +488,10 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     nothing = tl.full((), float("-inf"), tl.float32)
     heat = tl.load(batch.temperature + request)
     # Without a filter: no number of tokens, the whole share, no ratio.
-    k = tl.load(batch.top_k + request, mask=(batch.filters & 1) != 0, other=0)
+    k = tl.load(batch.top_k + request, mask=(batch.given & 1) != 0, other=0)
     most = tl.where((k > 0) & (k < logits.vocabulary), k, 0).to(tl.float32)
-    share = tl.load(batch.top_p + request, mask=(batch.filters & 2) != 0, other=1.0)
-    ratio = tl.load(batch.min_p + request, mask=(batch.filters & 4) != 0, other=0.0)
+    share = tl.load(batch.top_p + request, mask=(batch.given & 2) != 0, other=1.0)
+    ratio = tl.load(batch.min_p + request, mask=(batch.given & 4) != 0, other=0.0)
     if (heat == 0) | ((most == 0) & (share >= 1) & (ratio <= 0)):
         tl.store(lowest, nothing)
         return

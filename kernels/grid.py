@@ -81,7 +81,7 @@ class Config(NamedTuple):
     CHUNKS: the chunks that a program looks at together.
     SLOTS: the slots of a draft that are looked at together.
     WAIT: the instruction that waits for a wave's stores, None for none.
-    ALLOWED, TREE: whether there is a mask, whether there are parents.
+    ALLOWED: whether there is a mask.
     GREEDY: whether there is nothing to sample by.
     """
 
@@ -92,11 +92,10 @@ class Config(NamedTuple):
     SLOTS: Any
     WAIT: Any
     ALLOWED: Any
-    TREE: Any
     GREEDY: Any
 
     @classmethod
-    def of(cls, vocabulary: int, *, allowed: bool, tree: bool, greedy: bool) -> Config:
+    def of(cls, vocabulary: int, *, allowed: bool, greedy: bool) -> Config:
         return cls(
             *_constants(
                 config.FEW_REQUESTS,
@@ -106,7 +105,6 @@ class Config(NamedTuple):
                 config.SLOTS,
                 config.wait_for_stores(),
                 allowed,
-                tree,
                 greedy,
             )
         )
@@ -123,8 +121,8 @@ class Operands(NamedTuple):
 
     draft_ids, parents: int32 or int64 (drafted,); offsets: int64 (requests + 1,); allowed: int32
     words; temperature, top_p, min_p: float32 (requests,); top_k, seeds, positions: int64
-    (requests,). The others are int32 scalars; filters: which there are, 1 for top-k, 2 for top-p, 4
-    for min-p.
+    (requests,). The others are int32 scalars; given: which operands there are, 1 for top-k, 2 for
+    top-p, 4 for min-p, 8 for parents.
     """
 
     draft_ids: Any
@@ -143,7 +141,7 @@ class Operands(NamedTuple):
     drafted: Any
     max_draft: Any
     likeliest: Any
-    filters: Any
+    given: Any
     programs: Any
     tiles: Any
 
@@ -168,13 +166,13 @@ class Place(NamedTuple):
 def kernel(
     logits, draft, scratch, output,
     draft_ids, parents, offsets, allowed, temperature, top_k, top_p, min_p, seeds, positions,
-    allowed_stride, rows, requests, drafted, max_draft, likeliest, filters, programs, tiles,
+    allowed_stride, rows, requests, drafted, max_draft, likeliest, given, programs, tiles,
     BODY: tl.constexpr, C,
 ):  # fmt: skip
     """Has a body's programs work on a batch."""
     batch = Operands(
         draft_ids, parents, offsets, allowed, temperature, top_k, top_p, min_p, seeds, positions,
-        allowed_stride, rows, requests, drafted, max_draft, likeliest, filters, programs, tiles,
+        allowed_stride, rows, requests, drafted, max_draft, likeliest, given, programs, tiles,
     )  # fmt: skip
     BODY(batch, logits, draft, scratch, output, C)
 
@@ -201,14 +199,12 @@ def run(
     other = batch.offsets
     warpers = Warpers(other) if sampling is None else sampling.warpers
     heat = warpers.temperature
-    which = sum(1 << i for i, each in enumerate(warpers[1:]) if each is not None)
+    optional = (*warpers[1:], batch.parents)
+    given = sum(1 << i for i, each in enumerate(optional) if each is not None)
     allowed = batch.allowed
-    # Parents matter where results are written alone: the other bodies are compiled once for both.
-    is_tree = output is not None and batch.parents is not None
     constants = Config.of(
         batch.logits.shape[1],
         allowed=allowed is not None,
-        tree=is_tree,
         greedy=sampling is None,
     )
     with torch.cuda.device_of(batch.logits):
@@ -234,7 +230,7 @@ def run(
             batch.draft_ids.shape[0],
             batch.max_draft,
             batch.likeliest,
-            which,
+            given,
             *split,
             BODY=body,
             C=constants,
@@ -289,16 +285,22 @@ def drafted_at(place, slot):
 def parent_slot(place, slot, batch):
     """The slot of a slot's parent, from 1: before it, whatever parents hold."""
     at = drafted_at(place, slot)
-    parent = tl.load(batch.parents + at, mask=(at >= 0) & (at < batch.drafted), other=-1)
+    is_given = (at >= 0) & (at < batch.drafted) & has_parents(batch)
+    parent = tl.load(batch.parents + at, mask=is_given, other=slot - 2)
     return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
 
 
 @jit
-def depth_of(place, batch, TREE: tl.constexpr):
+def has_parents(batch):
+    return (batch.given & 8) != 0
+
+
+@jit
+def depth_of(place, batch):
     """How many draft tokens lead to a row's slot, itself included."""
     slot = place.row - place.first
     depth = slot
-    if TREE:
+    if has_parents(batch):
         depth = slot * 0
         while slot > 0:
             slot = parent_slot(place, slot, batch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -127,7 +126,8 @@ class Verified(NamedTuple):
     lengths: int32 (requests,), how many tokens were emitted: accepted + 1, or the accepted ones
         alone where an empty row ended them.
     status: int32 (requests,), bits of `Status`, of the rows that were reached; 0 when all is well.
-    tree_path: `path` of a batch with parents; None for chains.
+    path: int32 (requests, max_draft), the accepted draft tokens as indices within their draft, in
+        order, then -1; for a chain 0, 1, 2, ... Their keys and values are those that a cache keeps.
     logprobs: float32 (requests, max_draft + 1), the log-probability of each emitted token under
         the distribution that it comes from: with mask, temperature and filters. For an argmax, with
         mask, at temperature 1. NaN after the last token, and where a row with NaN or +inf has no
@@ -139,25 +139,10 @@ class Verified(NamedTuple):
     token_ids: Tensor
     lengths: Tensor
     status: Tensor
-    tree_path: Tensor | None = None
+    path: Tensor
     logprobs: Tensor | None = None
     raw_logprobs: Tensor | None = None
     likeliest: Likeliest | None = None
-
-    @property
-    def path(self) -> Tensor:
-        """The accepted draft tokens as indices within their draft, in order, then -1.
-
-        int32 (requests, max_draft); for a chain 0, 1, 2, ... These are the draft tokens whose keys
-        and values a cache keeps.
-        """
-        if self.tree_path is not None:
-            return self.tree_path
-        # The last emitted token is no draft token, unless an empty row left it out.
-        stopped = (self.status & Status.EMPTY) != 0
-        accepted = (self.lengths - 1 + stopped.int())[:, None]
-        index = torch.arange(self.token_ids.shape[1] - 1, dtype=torch.int32, device=accepted.device)
-        return torch.where(index < accepted, index, -1)
 
     def tolist(self) -> list[list[int]]:
         """The emitted tokens of each request, without padding. Waits for the device."""

@@ -180,7 +180,7 @@ def plain(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
         emitted(chosen.tokens, drawn.tokens, -1).int(),
         (last[:, 0] + 1 - stopped.long()).int(),
         (nan * Status.NAN + stopped * Status.EMPTY).int(),
-        None,
+        torch.where(accepted, step, -1)[:, :max_draft].int(),
         emitted(chosen.logprobs, drawn.logprobs, torch.nan),
         emitted(chosen.raw_logprobs, drawn.raw_logprobs, torch.nan),
     )
@@ -511,7 +511,7 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
         left = _draft_statistics(place, draft, scratch)
         statistics.leave_part(
             draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
-            left, left, left.sum, C.CHUNKS, False, False, False,
+            True, left, left, left.sum, C.CHUNKS, False, False, False,
         )  # fmt: skip
     if scratch.lowest is not None or not has_draft:
         return

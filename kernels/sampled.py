@@ -196,7 +196,7 @@ def _finish_row(place, batch, logits, scratch, output, C):
     position = seed
     if not C.GREEDY:
         seed = tl.load(batch.seeds + request)
-        position = tl.load(batch.positions + request) + grid.depth_of(place, batch, C.TREE)
+        position = tl.load(batch.positions + request) + grid.depth_of(place, batch)
     heat = grid.temperature_of(place, batch, C.GREEDY)
     key, token, logprob = draw_row(
         place, batch, logits, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE, C

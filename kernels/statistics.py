@@ -2,7 +2,8 @@
 
 Of each chunk of the random contract they hold the maximum m and the sum of exp((x - m) / T): with
 them a row can be drawn from by reading one chunk again, its log-probabilities have their divisor,
-and its filters know where to look. Kernels alone need them.
+and its filters know where to look. Kernels alone need them. An argmax needs no sums: those of rows
+with temperature 0 are left out unless something else asks for them.
 """
 
 from __future__ import annotations
@@ -30,18 +31,23 @@ class Statistics(NamedTuple):
 
 
 @jit
-def _sums(x, scale):
-    """The maximum m of each chunk, and its sum of 2**((x - m) * scale).
+def _larger(one, other):
+    """The larger value, and NaN where one is. `tl.max` leaves NaN to the device."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
 
-    x: float32 (repeats, chunks, 32, width). NaN for both where a chunk has one.
-    """
-    maximum = tl.max(tl.max(tl.max(x, 3), 0), 1)
-    # What tl.max makes of NaN is up to the device, but a sum has it. Next to an infinite maximum it
-    # shows too: exponentials of the logits themselves are 0, infinite or NaN.
+
+@jit
+def _maxima(x):
+    """The maximum of each chunk, NaN where it has one; x: float32 (repeats, chunks, 32, width)."""
+    return tl.reduce(tl.reduce(tl.reduce(x, 3, _larger), 0, _larger), 1, _larger)
+
+
+@jit
+def _sums(x, maximum, scale):
+    """Each chunk's sum of 2**((x - m) * scale); maximum: that of each chunk, m."""
     anchor = tl.where(tl.abs(maximum) < float("inf"), maximum, 0.0)
     powers = tl.exp2((x - anchor[None, :, None, None]) * scale)
-    total = tl.sum(tl.sum(tl.sum(powers, 3), 0), 1)
-    return tl.where(total == total, maximum, float("nan")), total
+    return tl.sum(tl.sum(tl.sum(powers, 3), 0), 1)
 
 
 @jit
@@ -60,7 +66,7 @@ def tile_units(tile, rows, CHUNKS: tl.constexpr):
 
 
 @jit
-def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl.constexpr,
+def _leave_tile(rows, values, allowed, tile, scale, sums, left, raw, parts, CHUNKS: tl.constexpr,
                 ALLOWED: tl.constexpr, RAW: tl.constexpr, PARTS_TOO: tl.constexpr,
                 WHOLE: tl.constexpr):  # fmt: skip
     """Writes the statistics of a tile of a row's chunks; operands as in `leave_part`."""
@@ -76,9 +82,10 @@ def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl
     inside = chunk < tl.cdiv(rows.vocabulary, grid.CHUNK)
     first = inside & (lane == 0)
     place = chunk + lane
-    maximum, total = _sums(x, scale)
+    maximum = _maxima(x)
     tl.store(left.maximum + place, maximum[:, None], mask=first)
-    tl.store(left.sum + place, total[:, None], mask=first)
+    if sums:
+        tl.store(left.sum + place, _sums(x, maximum, scale)[:, None], mask=first)
     if PARTS_TOO:
         pairs = tl.reshape(tl.max(tl.max(x, 3), 0), (CHUNKS, PARTS, 32 // PARTS))
         best = tl.broadcast_to(tl.max(pairs, 2, keep_dims=True), pairs.shape)
@@ -88,17 +95,19 @@ def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl
             mask=inside & (lane % (32 // PARTS) == 0),
         )
     if RAW:
-        maximum, total = _sums(as_it_is, LOG2_E)
+        maximum = _maxima(as_it_is)
         tl.store(raw.maximum + place, maximum[:, None], mask=first)
-        tl.store(raw.sum + place, total[:, None], mask=first)
+        tl.store(raw.sum + place, _sums(as_it_is, maximum, LOG2_E)[:, None], mask=first)
 
 
 @jit
-def leave_part(rows, values, allowed, share, tiles, scale, left, raw, parts, CHUNKS: tl.constexpr,
-               ALLOWED: tl.constexpr, RAW: tl.constexpr, PARTS_TOO: tl.constexpr):  # fmt: skip
+def leave_part(rows, values, allowed, share, tiles, scale, sums, left, raw, parts,
+               CHUNKS: tl.constexpr, ALLOWED: tl.constexpr, RAW: tl.constexpr,
+               PARTS_TOO: tl.constexpr):  # fmt: skip
     """Writes the statistics of a share of a row, so many tiles long.
 
-    values, allowed: where the row and its mask begin. left: the row's statistics; RAW: the same of
+    values, allowed: where the row and its mask begin. sums: whether the sums are needed, which take
+    an exponential of every logit. left: the row's statistics; RAW: the same of
     the logits as they are too, at temperature 1. PARTS_TOO: parts, float32 (chunks * PARTS,), gets
     the largest logit of each part of a chunk, of what two neighbouring lanes hold of it in all
     repeats of `tile_units`.
@@ -108,12 +117,12 @@ def leave_part(rows, values, allowed, share, tiles, scale, left, raw, parts, CHU
     whole = tl.minimum(end, rows.vocabulary // (CHUNKS * grid.CHUNK))
     for tile in range(begin, whole):
         _leave_tile(
-            rows, values, allowed, tile, scale, left, raw, parts,
+            rows, values, allowed, tile, scale, sums, left, raw, parts,
             CHUNKS, ALLOWED, RAW, PARTS_TOO, True,
         )  # fmt: skip
     if whole < end:
         _leave_tile(
-            rows, values, allowed, whole, scale, left, raw, parts,
+            rows, values, allowed, whole, scale, sums, left, raw, parts,
             CHUNKS, ALLOWED, RAW, PARTS_TOO, False,
         )  # fmt: skip
 
@@ -149,10 +158,13 @@ def leave_logits(place, batch, logits, scratch, C):
     if scratch.part_maximum is not None:
         parts = scratch.part_maximum + row_chunks(place.row, logits) * PARTS
     heat = grid.temperature_of(place, batch, C.GREEDY)
+    sums = (heat != 0) | (batch.likeliest > 0)
+    if scratch.row_logprobs is not None:
+        sums = heat == heat
     leave_part(
         logits, grid.values_of(logits, place.row), grid.mask_of(batch, place.row),
         tl.program_id(0) % batch.programs, batch.tiles,
-        scale_of(heat), statistics_of(place, logits, scratch),
+        scale_of(heat), sums, statistics_of(place, logits, scratch),
         raw_statistics_of(place, logits, scratch), parts,
         C.CHUNKS, C.ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
     )  # fmt: skip

@@ -239,19 +239,19 @@ class Scratch(NamedTuple):
 
 def take_output(batch: Batch) -> Verified:
     """The results of a verification, which kernels fill."""
-    is_tree, logprobs, raw_logprobs = batch.parents is not None, batch.logprobs, batch.raw_logprobs
+    logprobs, raw_logprobs = batch.logprobs, batch.raw_logprobs
 
     def make(of: Callable[[str], Tensor]) -> Verified:
         return Verified(
             of("token_ids"),
             of("lengths"),
             of("status"),
-            of("path") if is_tree else None,
+            of("path"),
             of("logprobs") if logprobs else None,
             of("raw_logprobs") if raw_logprobs else None,
         )
 
-    return take(batch, (Verified, is_tree, logprobs, raw_logprobs), make)
+    return take(batch, (Verified, logprobs, raw_logprobs), make)
 
 
 def take(batch: Batch, key: tuple[object, ...], make: Callable[[Callable[[str], Tensor]], T]) -> T:

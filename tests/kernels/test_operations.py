@@ -253,6 +253,16 @@ def test_a_workspace_is_used_and_left_as_it_was(operation):
     assert_zero(workspace)
 
 
+@pytest.mark.parametrize("likeliest", [0, 3])
+def test_an_argmax_takes_no_exponentials(likeliest):
+    workspace = workspace_of(max_rows=40, max_requests=9, vocabulary=1500, max_draft=10)
+    sums = workspace.take("chunk_sum", workspace.size).fill_(-1.0)
+    greedy_case(LENGTHS, 1500, torch.bfloat16, seed=3).check(
+        workspace=workspace, likeliest=likeliest
+    )
+    assert sums.ne(-1.0).any() == (likeliest > 0)
+
+
 # In the interpreter, where calls take the place of replays, one operation shows that it works.
 @pytest.mark.parametrize(("operation", "tree"), SHAPES[:1] if INTERPRETED else SHAPES)
 def test_replays_read_operands_where_they_lie(operation, tree):

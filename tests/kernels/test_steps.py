@@ -78,7 +78,7 @@ def test_a_step_launches_kernels_and_allocates_nothing(warping, sampled, launche
         verifier(logits, step, seeds=seeds, positions=positions)
         with (
             mock.patch.object(interpreter.GridExecutor, "__call__", counting),
-            mock.patch.object(fastdraft.hf.verifier, "_read", lambda verified: verified),
+            mock.patch.object(fastdraft.hf.verifier, "_read", lambda verified, **_: verified),
             names,
         ):
             verified = verifier(logits, step, seeds=seeds, positions=positions)

@@ -75,7 +75,7 @@ def test_compiled(name, target, specialisation):
         assert waits_before_arrivals(kernel) >= arrivals
 
 
-ALL = ("filters", "parents", "allowed", "draft_logits", "likeliest", "logprobs", "raw_logprobs")
+ALL = ("filters", "allowed", "draft_logits", "likeliest", "logprobs", "raw_logprobs")
 
 
 def keys_of(call):
@@ -84,7 +84,7 @@ def keys_of(call):
 
 
 def verify_all(options, requests, drafted, skip):
-    """Each verb, with every choice that the options leave to requests.
+    """Each verb, of chains and trees, with every choice that the options leave to requests.
 
     Each request drafts `drafted` tokens; operands lie `skip` values behind an address that divides
     by 16 bytes.
@@ -103,13 +103,14 @@ def verify_all(options, requests, drafted, skip):
         "logprobs": "logprobs" in options,
         "raw_logprobs": "raw_logprobs" in options,
     }
-    parents = -each(requests * drafted)
-    tree = {"parents": parents} if "parents" in options else {}
+    trees = [{}, {"parents": -each(requests * drafted)}]
     masks = [{}, {"allowed": each(rows, 94, dtype=torch.int32)}]
     some = [{"top_k": each(requests)}, {"top_p": heat / 2}, {"min_p": heat / 2}]
     warpers = [{}, *some, some[0] | some[1], some[1] | some[2], some[0] | some[1] | some[2]]
-    for mask, likeliest in product(
-        masks if "allowed" in options else masks[:1], (0, 8) if "likeliest" in options else (0,)
+    for tree, mask, likeliest in product(
+        trees,
+        masks if "allowed" in options else masks[:1],
+        (0, 8) if "likeliest" in options else (0,),
     ):
         verify_greedy(**batch, **tree, **mask, likeliest=likeliest)
         for warper in warpers if "filters" in options else warpers[:1]:
@@ -126,7 +127,7 @@ def verify_all(options, requests, drafted, skip):
     [
         ((), 2),
         (("filters",), 5),
-        (("filters", "parents", "likeliest"), 7),
+        (("filters", "likeliest"), 7),
         (("filters", "allowed", "logprobs"), 10),
         (ALL, 24),
     ],
@@ -157,7 +158,7 @@ def test_a_vocabulary_of_262_144_has_the_kernels_of_one_of_151_936():
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "filters"])
 def test_a_generation_compiles_nothing_after_its_first_step(monkeypatch, sampled):
-    monkeypatch.setattr("fastdraft.hf.verifier._read", lambda verified: verified)
+    monkeypatch.setattr("fastdraft.hf.verifier._read", lambda verified, **_: verified)
     verifier = Verifier(Warping(top_k=5) if sampled else Warping())
     drawn_by = {"seeds": [1, 2] if sampled else None, "positions": [3, 4]}
 

@@ -239,8 +239,7 @@ def launched(batch, sampling=None):
     given = [*batch, *drawn_by]
     assert all(each.is_meta for each in given if isinstance(each, torch.Tensor))
     ids = on_meta((batch.requests, batch.max_draft + 1), torch.int32)
-    path = None if batch.parents is None else ids[:, 1:]
-    return Verified(ids, ids[:, 0], ids[:, 0], path, None, None)
+    return Verified(ids, ids[:, 0], ids[:, 0], ids[:, 1:], None, None)
 
 
 def test_no_value_on_a_device_is_read_back(monkeypatch):

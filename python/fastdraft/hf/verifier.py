@@ -130,24 +130,22 @@ class Verifier:
         if likeliest:
             options["likeliest"] = likeliest
         verify = verify_greedy if seeds is None else verify_sampled
-        return _read(verify(scores, ids, offsets, **options))
+        return _read(verify(scores, ids, offsets, **options), paths=not drafts.are_chains)
 
     def _warm_up(self, scores: torch.Tensor, *, sampled: bool, is_drawn: bool) -> None:
         """Has the kernels compiled on a GPU that steps after the first one may need."""
         warping = self._warping
-        for parents in (False,) if is_drawn else (False, True):
-            warm_up(
-                scores.device,
-                scores.dtype,
-                scores.shape[1],
-                sampled=sampled,
-                filters=warping != Warping(temperature=warping.temperature),
-                parents=parents,
-                draft_logits=is_drawn,
-                likeliest=not is_drawn,
-                logprobs=self._logprobs,
-                raw_logprobs=self._logprobs,
-            )
+        warm_up(
+            scores.device,
+            scores.dtype,
+            scores.shape[1],
+            sampled=sampled,
+            filters=warping != Warping(temperature=warping.temperature),
+            draft_logits=is_drawn,
+            likeliest=not is_drawn,
+            logprobs=self._logprobs,
+            raw_logprobs=self._logprobs,
+        )
 
     def _memory(self, scores: torch.Tensor, drafts: StepDrafts, *, is_drawn: bool) -> Workspace:
         """The workspace of one kind of verification, larger than any so far where it has to be."""
@@ -182,11 +180,11 @@ def _draft_logits(drafts: StepDrafts, ids: torch.Tensor, scores: torch.Tensor) -
     return torch.cat(parts)
 
 
-def _read(verified: Verified) -> Choice:
+def _read(verified: Verified, *, paths: bool = False) -> Choice:
     """The verified tokens, on the host: in one read."""
     parts = {"tokens": verified.token_ids}
-    if verified.tree_path is not None:
-        parts["paths"] = verified.tree_path
+    if paths:
+        parts["paths"] = verified.path
     if verified.logprobs is not None and verified.raw_logprobs is not None:
         parts |= {"logprobs": verified.logprobs, "raw_logprobs": verified.raw_logprobs}
     if verified.likeliest is not None:

@@ -18,7 +18,6 @@ def warm_up(
     *,
     sampled: bool = True,
     filters: bool = True,
-    parents: bool = False,
     allowed: bool = False,
     draft_logits: bool = False,
     likeliest: bool = False,
@@ -28,14 +27,13 @@ def warm_up(
     """Has every kernel compiled that a server's batches may need, of any number of requests.
 
     Verifies one draft of two tokens in each way that the options leave open. Draft ids and parents
-    are int64, and rows of logits lie one after another; other ones have other kernels. Where no
-    kernel is used, as on a CPU, it does nothing.
+    are int64, and rows of logits lie one after another; other ones have other kernels. Chains and
+    trees have the same. Where no kernel is used, as on a CPU, it does nothing.
 
     Args:
         device, dtype, vocabulary: those of the logits.
         sampled: whether requests may sample.
         filters: whether they may then have top_k, top_p or min_p.
-        parents: whether batches have parents; a server of both kinds calls it twice.
         allowed: whether there may be masks.
         draft_logits: whether drafts may have probabilities, in logits of the same type.
         likeliest: whether the likeliest tokens may be asked for.
@@ -50,15 +48,13 @@ def warm_up(
     numbers = torch.arange(2, device=device)
     batch: dict[str, Any] = {"logits": logits, "draft_ids": numbers, "offsets": 2 * numbers}
     batch |= {"max_draft": 2, "logprobs": logprobs, "raw_logprobs": raw_logprobs}
-    # Siblings, since one child after the other would be a chain.
-    tree: dict[str, Any] = {"parents": torch.full_like(numbers, -1)} if parents else {}
     words = torch.full((3, -(-vocabulary // 32)), -1, dtype=torch.int32, device=device)
     masks: list[dict[str, Any]] = [{}, {"allowed": words}] if allowed else [{}]
     warpers: list[dict[str, Any]] = [{}, {"top_p": 0.5}] if filters else [{}]
     for mask, few in product(masks, (0, 1) if likeliest else (0,)):
-        verify_greedy(**batch, **tree, **mask, likeliest=few)
+        verify_greedy(**batch, **mask, likeliest=few)
         for warper in warpers if sampled else ():
             drawn_by = {"seeds": numbers[:1], "positions": numbers[:1], **warper}
-            verify_sampled(**batch, **tree, **mask, **drawn_by, likeliest=few)
+            verify_sampled(**batch, **mask, **drawn_by, likeliest=few)
             if draft_logits:
                 verify_rejection(**batch, **mask, **drawn_by, draft_logits=logits[:2])
