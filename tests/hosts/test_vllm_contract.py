@@ -15,6 +15,7 @@ from fastdraft.serving.vllm import hooks, interface, plugin
 from fastdraft.serving.vllm.v1 import interface as v1
 from fastdraft.serving.vllm.v2 import hooks as v2_hooks
 from fastdraft.serving.vllm.v2 import interface as v2
+from fastdraft.serving.vllm.v2.coupled import _Draws
 from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
 from forks import Forks
 from vllm_forks import v2_variables
@@ -522,6 +523,27 @@ def test_who_decides_on_adaptive_verification(newer: Path) -> None:
     # How many draft tokens of each row were verified.
     batch = ast.unparse(body(runner, "prepare_inputs"))
     assert "cu_num_logits=cu_num_logits" in batch
+
+
+def test_draws_are_one_function_of_each_sampler(newer: Path) -> None:
+    """What `coupled` puts its own in the place of."""
+    runner = body(module(newer, V2_RUNNER), "GPUModelRunner")
+    load = ast.unparse(body(runner, "load_model"))
+    assert "self.sampler = Sampler(**sampler_kwargs)" in load
+    assert "self.rejection_sampler = RejectionSampler(self.sampler," in load
+    sampler = body(module(newer, f"{GPU}/sample/sampler.py"), "Sampler")
+    names = ["processed_logits", "expanded_idx_mapping", "idx_mapping_np", "pos"]
+    assert parameters(body(sampler, "_sample_random"))[1:5] == names
+    assert "return self._sample_random(" in ast.unparse(body(sampler, "sample"))
+    rejection = module(newer, f"{GPU}/spec_decode/rejection_sampler.py")
+    verifier = body(rejection, "RejectionSampler")
+    given = parameters(body(verifier, "_verify"))[1:]
+    assert given == list(inspect.signature(_Draws.verify).parameters)[1:]
+    assert says(body(verifier, "_verify"), "return processed_logits, sampled, num_sampled")
+    assert "self._verify(" in ast.unparse(body(verifier, "_verify_in_chunks"))
+    # A line that is no draft token's is the first of its row.
+    gathered = ast.unparse(body(rejection, "_gather_draft_sampled_kernel"))
+    assert "local_pos > 0" in gathered
 
 
 def test_lengths_of_drafts_are_named_before_graphs_are_chosen(newer: Path) -> None:

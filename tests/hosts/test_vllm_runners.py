@@ -3,7 +3,7 @@
 An engine and all that is checked of it have a process of their own: V2's Triton kernels run in the
 interpreter, and Triton decides on that once in a process. Most are checked with both runners.
 Greedy outputs alone can be compared: a seed's sampled tokens depend on the drafts in vLLM, and only
-their distribution does not.
+their distribution does not, but with `coupled_acceptance`.
 
 FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has.
 """
@@ -178,12 +178,14 @@ def start(engine: str, model: str) -> Any:
     # The same drafts however fast steps are.
     if engine.startswith("V1"):
         speculative["token_cost"] = 0.02
-    elif engine != "V2 lengths" and "beside" not in engine:
+    elif engine not in ("V2 lengths", "V2 coupled") and "beside" not in engine:
         speculative["num_speculative_tokens_per_batch_size"] = [(1, 4, LOOKAHEAD)]
     if not engine.startswith("V2"):
         from vllm.config import ReasoningConfig
 
         options["reasoning_config"] = ReasoningConfig(**THINKING)
+    if engine == "V2 coupled":
+        speculative["coupled_acceptance"] = True
     if "asynchronous" in engine:
         overlap_steps()
     if "adaptive" in engine:
@@ -842,6 +844,139 @@ def lengths_of_drafts_follow_the_batch(run: Run, plain: Plain) -> None:
     assert set(chosen) == {0, 1, 3, LOOKAHEAD}
     assert len(told) > 20 and set(told) <= set(chosen), told
     assert run.faults == 0
+
+
+@on("V2 coupled")
+def a_seeds_sample_is_the_same_with_any_drafts(run: Run, _: Plain) -> None:
+    """Every draft length, none, other slots, other batches."""
+    from fastdraft.serving.vllm.v2.lengths import DraftLengths
+
+    prompts, count = PROMPTS * 2, len(PROMPTS) * 2
+    heats = (0.5, 0.8, 1.0, 0.7, 0.6, 0.0, 1.2, 0.4)
+    more = {1: {"top_p": 0.9}, 3: {"top_k": 5}, 4: {"repetition_penalty": 1.2}, 6: {"top_p": 0.95}}
+    options = [
+        {"seed": at, "temperature": heat, "ignore_eos": True, **more.get(at, {})}
+        for at, heat in enumerate(heats)
+    ]
+
+    def say(choices: Any, order: list[int], *, together: bool = True) -> list[list[int]]:
+        said = {}
+        choose = mock.patch.object(DraftLengths, "choose", side_effect=choices)
+        with choose, in_plain_top_k():
+            for own in [order] if together else [[each] for each in order]:
+                outputs = run.generate([prompts[at] for at in own], [options[at] for at in own])
+                said |= {at: tokens_of(each) for at, each in zip(own, outputs, strict=True)}
+        return [said[at] for at in range(count)]
+
+    plain = say(itertools.repeat(0), [*range(count)])
+    assert run.accepted == 0
+    assert len({tuple(each) for each in plain}) == count
+    backwards = [*reversed(range(count))]
+    for choices, order, together in (
+        (itertools.repeat(LOOKAHEAD), [*range(count)], True),
+        (itertools.cycle([3, 0, LOOKAHEAD, 1]), backwards, True),
+        (itertools.repeat(LOOKAHEAD), backwards, False),
+    ):
+        before = run.accepted
+        assert say(choices, order, together=together) == plain
+        # All has been said before.
+        assert run.accepted - before > count * TOKENS / 4, run.accepted - before
+    assert run.faults == 0
+
+
+@on("V2 coupled")
+def coupled_tokens_are_distributed_as_vllms_own(run: Run, _: Plain) -> None:
+    """Both samplers of vLLM's over the same lines, with two draft tokens and with none."""
+    import torch
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler
+    from vllm.v1.worker.gpu.states import RequestState
+
+    from fastdraft.serving.vllm.v2.coupled import couple
+
+    rows, device = 400, torch.device("cpu")
+    line = torch.tensor([0.0, 1.0, 0.5, -1.0, 1.5, 0.2])
+    vocabulary = len(line)
+    states = RequestState(rows, 16, 16, LOOKAHEAD, vocabulary, device)
+    sampler = Sampler(run.config, rows, vocabulary, device, states)
+    runner = SimpleNamespace(
+        sampler=sampler,
+        rejection_sampler=RejectionSampler(sampler, run.config.speculative_config, device),
+        load_model=lambda: None,
+        device=device,
+        dtype=torch.float32,
+        max_num_reqs=rows,
+        vocab_size=vocabulary,
+    )
+
+    def emitted(drafts: list[int]) -> Any:
+        """How often the first token and, where the first draft token is kept, the second come."""
+        width = 1 + len(drafts)
+        ends, lines = torch.arange(0, rows * width + 1, width).int(), torch.arange(rows * width)
+        batch = SimpleNamespace(
+            num_reqs=rows,
+            input_ids=torch.tensor([5, *drafts], dtype=torch.int32).repeat(rows),
+            positions=3 + lines % width,
+            logits_indices=lines,
+            expanded_idx_mapping=(lines // width).int(),
+            expanded_local_pos=(lines % width).int(),
+            idx_mapping=torch.arange(rows).int(),
+            idx_mapping_np=np.arange(rows, dtype=np.int32),
+            cu_num_logits=ends,
+            cu_num_logits_np=ends.numpy(),
+            seq_lens=torch.full((rows,), 3 + width, dtype=torch.int32),
+            seq_lens_cpu_upper_bound=torch.full((rows,), 3 + width, dtype=torch.int32),
+        )
+        call = runner.rejection_sampler if drafts else sampler
+        with in_plain_top_k():
+            output = call(line.repeat(rows * width, 1), batch)
+        tokens = output.sampled_token_ids
+        first, second = tokens[:, 0], tokens[:, min(1, len(drafts))]
+        second = torch.where(output.num_sampled > 1, second, vocabulary)
+        return torch.bincount(first * (vocabulary + 1) + second).double()
+
+    def of_all() -> list[Any]:
+        found = []
+        for options in (
+            {"temperature": 1.0},
+            {"temperature": 0.5, "top_p": 0.8},
+            {"temperature": 2.0, "top_k": 3},
+        ):
+            for row in range(rows):
+                sampler.add_request(row, SamplingParams(seed=row, **options))
+            sampler.apply_staged_writes()
+            found += [emitted([4, 1]), emitted([])]
+        return found
+
+    theirs = of_all()
+    couple(runner)
+    runner.load_model()
+    for expected, found in zip(theirs, of_all(), strict=True):
+        both = torch.nn.utils.rnn.pad_sequence([expected, found]).T
+        both = both[:, both.sum(0) > 0]
+        distance = ((both[0] - both[1]) ** 2 / both.sum(0)).sum()
+        freedom = both.shape[1] - 1
+        # Five standard deviations of chi-squared.
+        assert distance <= freedom + 5 * (2 * freedom) ** 0.5, (distance, both)
+
+
+@on("V2 coupled")
+def what_draws_by_rules_of_its_own_is_refused(run: Run, _: Plain) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+    from fastdraft.serving.vllm.v2.coupled import couple
+
+    given = {"method": "fastdraft", "coupled_acceptance": True, "rejection_sample_method": "block"}
+    arguments = EngineArgs(run.config.model_config.model, speculative_config=given)
+    with pytest.raises(ValueError, match=r"rejection_sample_method must be left out .* 'block'"):
+        arguments.create_engine_config()
+    own = type("OwnSampler", (Sampler,), {})
+    runner = SimpleNamespace(sampler=object.__new__(own), load_model=lambda: None)
+    couple(runner)
+    with pytest.raises(InvalidValueError, match="sampler of its own, got OwnSampler"):
+        runner.load_model()
 
 
 @on(*BESIDE)

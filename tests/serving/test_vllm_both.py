@@ -331,6 +331,11 @@ def test_what_cannot_be_honoured_ends_the_start(
 @pytest.mark.parametrize(
     ("make_one", "options", "message"),
     [
+        (
+            v1,
+            {"coupled_acceptance": True},
+            "coupled_acceptance must be left out .* V1, .* got True",
+        ),
         (v1, {"by_batch_size": [(1, 4, 8)]}, "per_batch_size must be left out: .* got .*1, 4, 8"),
         (
             V2Host,

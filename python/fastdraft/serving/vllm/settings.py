@@ -31,6 +31,9 @@ class Settings(MemorySettings):
     unproven_recurrent: bool = False
     """Whether to draft for a model with recurrent layers too, with Model Runner V2 on a GPU. No GPU
     has shown yet that the text is that without drafts."""
+    coupled_acceptance: bool = False
+    """Whether a token is drawn by its request's seed, its position and its logits alone, so that a
+    seed's sample is the same with any drafts, slot and batch. For Model Runner V2."""
     objective: Literal["tokens", "last"] = "tokens"
     """What drafts are chosen for, as in `DraftConfig`. For Model Runner V1."""
 
@@ -84,6 +87,7 @@ class Settings(MemorySettings):
         speculative: SpeculativeConfig = vllm_config.speculative_config
         model = vllm_config.model_config
         stages = parallel.pipeline_parallel_size
+        accepts = getattr(speculative, "rejection_sample_method", "standard")  # not in 0.24
         lengths = speculative.num_speculative_tokens_per_batch_size
         on_gpu = vllm_config.device_config.device_type != "cpu"
         together = parallel.distributed_executor_backend == "external_launcher"
@@ -137,6 +141,17 @@ class Settings(MemorySettings):
                 v2 and self.objective != "tokens",
                 "objective must be left out with Model Runner V2, which drafts for the most tokens",
                 self.objective,
+            ),
+            (
+                not v2 and self.coupled_acceptance,
+                "coupled_acceptance must be left out with Model Runner V1, whose sampler stays "
+                "vLLM's own",
+                True,
+            ),
+            (
+                self.coupled_acceptance and accepts != "standard",
+                "rejection_sample_method must be left out beside coupled_acceptance",
+                accepts,
             ),
         ):
             if refused:

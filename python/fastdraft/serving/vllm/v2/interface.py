@@ -114,10 +114,31 @@ class AdaptiveVerificationManager(Protocol):
     _stale_confidences: Sequence[Any]
 
 
+class SamplingStates(Protocol):
+    """v1/worker/gpu/sample/states.py:SamplingStates"""
+
+    seeds: Any
+    temperature: Any
+
+    def apply_top_k_top_p(
+        self, logits: torch.Tensor, expanded_idx_mapping: torch.Tensor, idx_mapping_np: Any
+    ) -> torch.Tensor: ...
+
+
+class Sampler(Protocol):
+    """v1/worker/gpu/sample/sampler.py:Sampler"""
+
+    apply_sampling_params: Callable[..., torch.Tensor]
+    sampling_states: SamplingStates
+    _sample_random: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
 class RejectionSampler(Protocol):
     """v1/worker/gpu/spec_decode/rejection_sampler.py:RejectionSampler"""
 
     enable_adaptive_verification: bool
+    num_speculative_steps: int
+    _verify: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 class GPUModelRunner(Protocol):
@@ -126,13 +147,18 @@ class GPUModelRunner(Protocol):
     adaptive_verification: AdaptiveVerificationManager | None
     add_requests: Callable[[SchedulerOutput], None]
     device: torch.device
+    dtype: torch.dtype
     finish_requests: Callable[[SchedulerOutput], None]
     initialize_kv_cache: Callable[..., None]
+    load_model: Callable[..., None]
+    max_num_reqs: int
     rejection_sampler: RejectionSampler
     req_states: RequestState
+    sampler: Sampler | None
     shutdown: Callable[[], None]
     speculator: Any
     vllm_config: interface.VllmConfig
+    vocab_size: int
 
 
 class Worker(Protocol):
@@ -159,3 +185,10 @@ def draft_model_speculator() -> type:
     from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator as Speculator
 
     return Speculator  # type: ignore[no-any-return]
+
+
+def common_sampler() -> type:
+    """The class of vLLM's samplers, but of those of some models and of watermarks."""
+    from vllm.v1.worker.gpu.sample.sampler import Sampler as Common
+
+    return Common  # type: ignore[no-any-return]

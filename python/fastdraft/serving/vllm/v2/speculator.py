@@ -29,6 +29,7 @@ from fastdraft.serving.vllm.requests import Request, is_first_rank
 from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.v2 import interface as v2
 from fastdraft.serving.vllm.v2.beside import BINS, HeadRecord
+from fastdraft.serving.vllm.v2.coupled import couple
 from fastdraft.serving.vllm.v2.lookup import LateRequests
 from fastdraft.serving.vllm.v2.transfers import Ends, TreeBuffers
 from fastdraft.serving.vllm.v2.verification import adapt
@@ -72,6 +73,7 @@ class FastdraftSpeculator:
         self._lookahead = lookahead = int(speculative.num_speculative_tokens)
         places = int(vllm_config.scheduler_config.max_num_seqs)
         self._states = req_states
+        self._is_coupled = settings.coupled_acceptance
         self._head = HeadRecord(lookahead, places) if has_head(vllm_config) else None
         self._aligner = Aligner(
             device,
@@ -153,6 +155,8 @@ class FastdraftSpeculator:
         """
         if self._head is not None:
             self._join(runner.speculator)
+        if self._is_coupled:
+            couple(runner)
         adapt(runner, functools.partial(self._announce, runner))
         if self.drafter is None:
             return
