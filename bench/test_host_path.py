@@ -36,6 +36,9 @@ class Nothing:
     """A compiled kernel that does nothing."""
 
     function = packed_metadata = None
+    __getitem__ = triton.compiler.CompiledKernel.__getitem__
+
+    def _init_handles(self) -> None: ...
 
     def launch_metadata(self, *_: object) -> None: ...
 

@@ -198,45 +198,70 @@ def run(
     # What stands for an operand that is missing: of its type, which kernels are compiled for.
     other = batch.offsets
     warpers = Warpers(other) if sampling is None else sampling.warpers
-    heat = warpers.temperature
-    optional = (*warpers[1:], batch.parents)
-    given = sum(1 << i for i, each in enumerate(optional) if each is not None)
-    allowed = batch.allowed
-    constants = Config.of(
-        batch.logits.shape[1],
-        allowed=allowed is not None,
-        greedy=sampling is None,
+    heat, top_k, top_p, min_p = warpers
+    parents, allowed, workspace = batch.parents, batch.allowed, batch.workspace
+    # Triton takes longer to find a kernel than to launch it, so a workspace keeps those found.
+    found = {} if workspace is None else workspace.kernels
+    key = (
+        body,
+        num_warps,
+        _layout(batch.logits),
+        None if draft is None else _layout(draft.data),
+        id(scratch),
+        id(output),
+        batch.draft_ids.dtype,
+        None if parents is None else parents.dtype,
+        allowed is None,
+        sampling is None,
     )
-    with torch.cuda.device_of(batch.logits):
-        kernel[(count * split.programs,)](
-            logits or Rows.of(batch.logits),
-            draft,
-            scratch,
-            output,
-            batch.draft_ids,
-            other if batch.parents is None else batch.parents,
-            batch.offsets,
-            other if allowed is None else allowed,
-            heat,
-            *(
-                missing if each is None else each
-                for each, missing in zip(warpers[1:], (other, heat, heat), strict=True)
-            ),
-            other if sampling is None else sampling.seeds,
-            other if sampling is None else sampling.positions,
-            0 if allowed is None else allowed.stride(0),
-            batch.logits.shape[0],
-            batch.requests,
-            batch.draft_ids.shape[0],
-            batch.max_draft,
-            batch.likeliest,
-            given,
-            *split,
-            BODY=body,
-            C=constants,
-            num_warps=num_warps,
-            enable_fp_fusion=True,
+    compiled, constants, *_ = found.get(key, (None, None))
+    if constants is None:
+        constants = Config.of(
+            batch.logits.shape[1], allowed=allowed is not None, greedy=sampling is None
         )
+    arguments = (
+        logits or Rows.of(batch.logits),
+        draft,
+        scratch,
+        output,
+        batch.draft_ids,
+        other if parents is None else parents,
+        other,
+        other if allowed is None else allowed,
+        heat,
+        other if top_k is None else top_k,
+        heat if top_p is None else top_p,
+        heat if min_p is None else min_p,
+        other if sampling is None else sampling.seeds,
+        other if sampling is None else sampling.positions,
+        0 if allowed is None else allowed.stride(0),
+        batch.logits.shape[0],
+        batch.requests,
+        batch.draft_ids.shape[0],
+        batch.max_draft,
+        batch.likeliest,
+        (top_k is not None)
+        + 2 * (top_p is not None)
+        + 4 * (min_p is not None)
+        + 8 * (parents is not None),
+        *split,
+        body,
+        constants,
+    )
+    programs = count * split.programs, 1, 1
+    with torch.cuda.device_of(batch.logits):
+        if compiled is not None:
+            compiled[programs](*arguments)
+            return
+        compiled = kernel[programs](*arguments, num_warps=num_warps, enable_fp_fusion=True)
+    if compiled is not None:  # the interpreter gives none
+        # With what the key names by its id, which is nothing else's as long as it lives.
+        found[key] = compiled, constants, scratch, output
+
+
+def _layout(values: Tensor) -> tuple[object, ...]:
+    """What kernels are compiled for of rows of values."""
+    return values.dtype, values.shape[1], values.stride(), values.data_ptr() % 16
 
 
 @jit

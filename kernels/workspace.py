@@ -122,6 +122,7 @@ class Workspace:
     Attributes:
         size: The largest batch.
         device: The device.
+        kernels: Compiled kernels and what they are launched with, by what they were compiled for.
         has_checked: Whether operands on the CPU have been checked whole in a verification with it.
             Later ones are checked in shape and type alone, as operands on a device are.
 
@@ -151,6 +152,7 @@ class Workspace:
         self.has_checked = False
         self._buffers: dict[str, Tensor] = {}
         self._views: dict[tuple[object, ...], Any] = {}
+        self.kernels: dict[tuple[object, ...], tuple[Any, ...]] = {}
         if self.device.type != "cpu":
             for name in BUFFERS:
                 self._buffer(name)
@@ -191,6 +193,7 @@ class Workspace:
         if found is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
+                self.kernels.clear()
             found = self._views[key] = make()
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from functools import partial
 from itertools import product
@@ -10,13 +11,21 @@ import numpy as np
 import pytest
 import torch
 from launches import is_compiled, launches, on_a_device
-from offline import TARGETS, specialisations
+from offline import TARGETS, active, specialisations
 from resources import resources_of, waits_before_arrivals
+from triton.compiler import CompiledKernel
+from triton.runtime import JITFunction
 
 from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.processors import Warping
 from fastdraft.hf.verifier import Verifier
-from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled, warm_up
+from fastdraft.verification import (
+    Workspace,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+    warm_up,
+)
 
 # So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
 MOST_REGISTERS = 128
@@ -83,11 +92,11 @@ def keys_of(call):
     return {each.key for each in asked}
 
 
-def verify_all(options, requests, drafted, skip):
+def verify_all(options, requests, drafted, skip, *, dtype=torch.bfloat16, beside=0, workspace=None):
     """Each verb, of chains and trees, with every choice that the options leave to requests.
 
     Each request drafts `drafted` tokens; operands lie `skip` values behind an address that divides
-    by 16 bytes.
+    by 16 bytes, those of logits `beside` more.
     """
 
     def each(*shape, dtype=torch.int64):
@@ -96,7 +105,8 @@ def verify_all(options, requests, drafted, skip):
     rows = requests * (drafted + 1)
     heat = each(requests, dtype=torch.float32)
     batch = {
-        "logits": torch.zeros(rows, 3000, dtype=torch.bfloat16),
+        "logits": each(rows, 3000 + beside, dtype=dtype)[:, beside:],
+        "workspace": workspace,
         "draft_ids": torch.arange(-skip, requests * drafted)[skip:] % drafted,
         "offsets": torch.arange(-skip, requests + 1)[skip:] * drafted,
         "max_draft": drafted,
@@ -118,7 +128,7 @@ def verify_all(options, requests, drafted, skip):
             drawn_by |= warper
             verify_sampled(**batch, **tree, **mask, **drawn_by, likeliest=likeliest)
             if "draft_logits" in options:
-                drawn = torch.zeros(requests * drafted, 3000, dtype=torch.bfloat16)
+                drawn = each(requests * drafted, 3000 + beside, dtype=dtype)[:, beside:]
                 verify_rejection(**batch, **mask, **drawn_by, draft_logits=drawn)
 
 
@@ -154,6 +164,49 @@ def test_a_vocabulary_of_262_144_has_the_kernels_of_one_of_151_936():
         for size in (151_936, 262_144)
     )
     assert smaller == larger
+
+
+class Noted:
+    """Stands for a compiled kernel: notes that it was launched."""
+
+    function = packed_metadata = None
+    __getitem__ = CompiledKernel.__getitem__
+
+    def __init__(self, key, launched):
+        self.key, self.launched = key, launched
+
+    def _init_handles(self): ...
+
+    def launch_metadata(self, *_): ...
+
+    def run(self, *arguments):
+        self.launched.append((self.key, arguments[0], len(arguments)))
+
+
+def test_a_workspace_launches_the_kernels_that_triton_would(monkeypatch):
+    launched = []
+
+    def compiled(self, key, _, device, *__):
+        return self.device_caches[device][0].setdefault(key, Noted(key, launched))
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compiled)
+    target = dataclasses.replace(TARGETS["sm_90"])  # whose kernels are compiled in no other test
+    size = {"max_rows": 20, "max_requests": 4, "vocabulary": 3000, "max_draft": 4}
+    workspace = Workspace("cpu", **size)
+    calls = [
+        partial(verify_all, ALL, 2, 2, 0),
+        partial(verify_all, ALL, 2, 2, 1, beside=1),
+        partial(verify_all, ALL, 4, 3, 0),
+        partial(verify_all, ALL, 2, 2, 0, dtype=torch.float16),
+    ]
+    with active(target):
+        for call in 3 * calls:
+            for each in (None, workspace):
+                on_a_device(partial(call, workspace=each), amd=False)
+            half = len(launched) // 2
+            assert launched[:half] == launched[half:]
+            assert len(launched) > 100
+            launched.clear()
 
 
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "filters"])
