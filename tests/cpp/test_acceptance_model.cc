@@ -11,6 +11,16 @@
 #include <random>
 
 namespace fastdraft {
+
+struct AcceptanceModelTestAccess {
+  static void make_room(AcceptanceModel& acceptance, std::size_t size) {
+    acceptance.make_room_beyond(size);
+  }
+  static std::size_t num_kinds(const AcceptanceModel& acceptance) {
+    return acceptance.num_kinds_.load();
+  }
+};
+
 namespace {
 
 using Evidence = AcceptanceModel::Evidence;
@@ -152,6 +162,16 @@ TEST(AcceptanceModel, ProbabilitiesOfPathsStayWithinTheirRange) {
       EXPECT_TRUE(std::isnan(path) || probability == (correction < 0.0f ? 0.0f : 1.0f)) << path;
     }
   }
+}
+
+TEST(AcceptanceModel, AThreadThatMakesRoomLateNeverShrinksIt) {
+  using Access = AcceptanceModelTestAccess;
+  AcceptanceModel acceptance;
+  const std::size_t first = Access::num_kinds(acceptance);
+  Access::make_room(acceptance, first);
+  Access::make_room(acceptance, 2 * first);
+  Access::make_room(acceptance, first);  // by a thread that read the number before the others
+  EXPECT_EQ(Access::num_kinds(acceptance), 4 * first);
 }
 
 TEST(AcceptanceModel, NotANumberIsCountedSomewhere) {

@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ struct EngineTestAccess {
     return *engine.requests_->slot(id & kIndex)->request;
   }
   static std::vector<float> weights(const Engine& engine, const std::vector<RequestId>& ids) {
-    return engine.weights_of(ids.data(), static_cast<std::int64_t>(ids.size()));
+    return engine.pace_of(ids.data(), static_cast<std::int64_t>(ids.size())).weights;
   }
 };
 
@@ -301,6 +302,14 @@ TEST(Engine, WeighsARowMoreTheLongerItMayTakeYet) {
   EXPECT_NEAR(weights[0], 2.0 / 3.0, 1e-6);  // 4 and 8
   EXPECT_NEAR(weights[1], 4.0 / 3.0, 1e-6);
   EXPECT_TRUE(EngineTestAccess::weights(Engine(EngineConfig()), {}).empty());
+}
+
+// Memory made as numbers of one type may not be used as another's.
+TEST(DraftColumns, LieInBytesAlone) {
+  using In = decltype(&DraftColumns::in);
+  EXPECT_TRUE((std::is_invocable_v<In, std::byte*, std::int64_t>));
+  EXPECT_FALSE((std::is_invocable_v<In, std::int32_t*, std::int64_t>));
+  EXPECT_FALSE((std::is_invocable_v<In, float*, std::int64_t>));
 }
 
 TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {

@@ -18,7 +18,7 @@ double mean_of_rests(const std::vector<std::int64_t>& lengths, std::int64_t emit
 }
 
 double rest(const OutputLengths& lengths, OutputLengths::Key prompt, std::int64_t emitted) {
-  return lengths.rests({prompt}, {emitted}).at(0);
+  return lengths.rests({{prompt, emitted, 1.0}}).at(0);
 }
 
 TEST(OutputLengths, ARestIsTheMeanOfLongerOutputsOfThePrompt) {
@@ -56,6 +56,17 @@ TEST(OutputLengths, ALongerOneThanAllGoesOnForAPartOfItsLength) {
   lengths.add(1, 50);
   EXPECT_DOUBLE_EQ(rest(lengths, 1, 1000), 300.0);
   EXPECT_GE(rest(lengths, 1, std::int64_t{1} << 31), 1.0);
+}
+
+TEST(OutputLengths, RowsThatAreNoneWeighNothing) {
+  OutputLengths lengths;
+  lengths.add(1, 16);
+  const std::vector<float> weights = lengths.weights({{1, 0, 4.0}, {1, 0, 0.0}, {1, 0, 1.0}});
+  EXPECT_FLOAT_EQ(weights[0], 2.0f / 3.0f);  // 2 and 4, by the time: 4 and 16 steps
+  EXPECT_EQ(weights[1], 0.0f);
+  EXPECT_FLOAT_EQ(weights[2], 4.0f / 3.0f);
+  EXPECT_EQ(lengths.weights({{1, 0, 0.0}}), std::vector<float>{0.0f});
+  EXPECT_TRUE(lengths.weights({}).empty());
 }
 
 TEST(OutputLengths, EveryTokenOfAPromptCounts) {

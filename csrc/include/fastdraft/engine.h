@@ -227,7 +227,11 @@ class FASTDRAFT_EXPORT Engine {
   static Outcome outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
                                   TokenSpan emitted, std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
-  std::vector<float> weights_of(const RequestId* ids, std::int64_t rows) const;
+  struct Pace {
+    double rate = 0.0;
+    std::vector<float> weights;
+  };
+  Pace pace_of(const RequestId* ids, std::int64_t rows) const;
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 

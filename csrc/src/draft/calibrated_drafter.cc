@@ -138,8 +138,17 @@ class CalibratedDrafter : public Drafter {
     const Candidate& next = choices_[chosen];
     const float probability = probability_below(nodes_[parent], path);
     const auto above = static_cast<std::int32_t>(parent);
-    nodes_[num_nodes_] = {above, next.token,  nodes_[parent].depth + 1,
-                          path,  probability, next.agreement};
+    // Field by field: a temporary is copied by wide loads, which wait for the stores of its fields.
+    // That took a fifth of a proposal.
+    DraftNode& node = nodes_[num_nodes_];
+    node.parent = above;
+    node.token = next.token;
+    node.depth = nodes_[parent].depth + 1;
+    node.path = path;
+    node.probability = probability;
+    node.agreement = next.agreement;
+    node.following = node.choices = {0, 0};
+    node.refused = false;
     num_weighed_ = num_nodes_ + 1;
     if (probability < least) return false;
     const std::size_t index = num_nodes_++ - 1;

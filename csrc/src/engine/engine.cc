@@ -116,8 +116,7 @@ std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
              std::to_string(offer.parents[i]) + at;
     }
     if (offer.drawn && offer.parent(i) != i - 1) {
-      return "drawn tokens must be a chain, got the parent " + std::to_string(offer.parent(i)) +
-             at;
+      return "drawn tokens must be a chain, got the parent " + std::to_string(offer.parent(i)) + at;
     }
     if (offer.confidences != nullptr &&
         !(offer.confidences[i] >= 0.0f && offer.confidences[i] <= 1.0f)) {
@@ -468,33 +467,28 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   return count;
 }
 
-// Returns the weight of each row's tokens, 1 in the mean; empty: all rows weigh the same. A batch
-// waits for its slowest row, so a row weighs more the more time it is expected to need. That time
-// is an estimate: its square root, not the time itself, bets less on a single row.
-std::vector<float> Engine::weights_of(const RequestId* ids, std::int64_t rows) const {
-  if (lengths_ == nullptr) return {};
-  std::vector<OutputLengths::Key> prompts(static_cast<std::size_t>(rows));
-  std::vector<std::int64_t> emitted(static_cast<std::size_t>(rows));
-  std::vector<double> rates(static_cast<std::size_t>(rows), 1.0);
+// Returns the tokens that the rows emit in the time of a step, and what a token of each weighs;
+// empty: all weigh the same.
+Engine::Pace Engine::pace_of(const RequestId* ids, std::int64_t rows) const {
+  Pace pace;
+  std::vector<OutputLengths::Running> running(lengths_ == nullptr ? 0
+                                                                  : static_cast<std::size_t>(rows));
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
-    const auto r = static_cast<std::size_t>(row);
-    prompts[r] = (*found)->prompt_key;
-    emitted[r] = (*found)->size() - (*found)->prompt_size;
-    rates[r] = (*found)->rate.value();
+    const Request& request = **found;
+    pace.rate += request.rate.value();
+    if (lengths_ == nullptr) continue;
+    running[static_cast<std::size_t>(row)] = {
+        request.prompt_key, request.size() - request.prompt_size, request.rate.value()};
   }
-  std::vector<double> worth = lengths_->rests(prompts, emitted);
-  double sum = 0.0;
-  for (std::size_t r = 0; r < worth.size(); ++r) {
-    worth[r] = std::sqrt(worth[r] / rates[r]);
-    sum += worth[r];
+  if (lengths_ == nullptr) return pace;
+  pace.weights = lengths_->weights(running);
+  pace.rate = 0.0;
+  for (std::size_t r = 0; r < running.size(); ++r) {
+    pace.rate += double{pace.weights[r]} * running[r].rate;
   }
-  std::vector<float> weights(worth.size());
-  std::transform(worth.begin(), worth.end(), weights.begin(), [&](double each) {
-    return static_cast<float>(each * static_cast<double>(rows) / sum);
-  });
-  return weights;
+  return pace;
 }
 
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
@@ -509,18 +503,12 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
       new std::byte[static_cast<std::size_t>(DraftColumns::bytes(rows * stride))]);
   const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
-  const std::vector<float> weights = weights_of(ids, rows);
-  double rate = 0.0;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
-      const double weight = weights.empty() ? 1.0 : weights[static_cast<std::size_t>(row)];
-      rate += weight * (*found)->rate.value();
-    }
-  }
-  rate = cost.price_of_time(rows, rate, stride);
+  const auto [emitted, weights] = pace_of(ids, rows);
+  const double rate = cost.price_of_time(rows, emitted, stride);
   const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   std::vector<std::int32_t> drawn(offered ? counts.size() : 0, -1);  // -1: nothing
-  const auto guess_row = [&](std::int64_t row, const std::optional<RequestTable::Locked>& found) {
+  const auto guess_row = [&, &weights = weights](std::int64_t row,
+                                                 const std::optional<RequestTable::Locked>& found) {
     if (!found) return;
     const auto r = static_cast<std::size_t>(row);
     Request& request = **found;

@@ -115,8 +115,12 @@ float AcceptanceModel::part(std::uint64_t kind, Token token, Version version, Ve
 // in flight few slots are in use, which stay in the nearest cache.
 void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
   constexpr std::uint64_t kRoom = 16;  // slots for each
-  std::size_t size = num_kinds_.load(std::memory_order_relaxed);
-  if (kRoom * outcomes <= size || size == kMostKinds) return;
+  const std::size_t size = num_kinds_.load(std::memory_order_relaxed);
+  if (kRoom * outcomes > size && size < kMostKinds) make_room_beyond(size);
+}
+
+// Doubles the number of kinds, if it still is `size`.
+void AcceptanceModel::make_room_beyond(std::size_t size) noexcept {
   // Known outcomes stay in their slots and are copied to those in which later searches look.
   const auto copy = [size](auto& slots) {
     for (std::size_t i = 0; i < size; ++i) {

@@ -306,11 +306,14 @@ class AcceptanceModel {
     std::atomic<double> count{0};
   };
 
+  friend struct AcceptanceModelTestAccess;
+
   Slot find(const Kinds& kinds, std::uint64_t kind, Version version, Version now) const noexcept;
   static void put(Kinds& kinds, std::size_t index, std::uint64_t kind, Version last,
                   std::uint32_t count) noexcept;
   float part(std::uint64_t kind, Token token, Version version, Version begun, Version now) noexcept;
   void make_room(std::uint32_t outcomes) noexcept;
+  void make_room_beyond(std::size_t size) noexcept;
   void add(std::size_t index, float step) noexcept {
     std::atomic<float>& weight = weights_[index];
     weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);

@@ -64,14 +64,28 @@ double OutputLengths::rest(Key prompt, std::int64_t emitted) const {
   return std::max(left, 1.0);
 }
 
-std::vector<double> OutputLengths::rests(const std::vector<Key>& prompts,
-                                         const std::vector<std::int64_t>& emitted) const {
+std::vector<double> OutputLengths::rests(const std::vector<Running>& rows) const {
   const std::scoped_lock guard(mutex_);
-  std::vector<double> found(prompts.size());
-  for (std::size_t row = 0; row < prompts.size(); ++row) {
-    found[row] = rest(prompts[row], emitted[row]);
-  }
+  std::vector<double> found(rows.size());
+  std::transform(rows.begin(), rows.end(), found.begin(),
+                 [this](const Running& row) { return rest(row.prompt, row.emitted); });
   return found;
+}
+
+std::vector<float> OutputLengths::weights(const std::vector<Running>& rows) const {
+  std::vector<double> worth = rests(rows);
+  double sum = 0.0;
+  double running = 0.0;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    worth[r] = rows[r].rate > 0.0 ? std::sqrt(worth[r] / rows[r].rate) : 0.0;
+    sum += worth[r];
+    running += rows[r].rate > 0.0 ? 1.0 : 0.0;
+  }
+  std::vector<float> weights(rows.size());
+  if (sum == 0.0) return weights;
+  std::transform(worth.begin(), worth.end(), weights.begin(),
+                 [&](double each) { return static_cast<float>(each * running / sum); });
+  return weights;
 }
 
 }  // namespace fastdraft

@@ -28,10 +28,20 @@ class OutputLengths {
   // newest kPrompts prompts. Amortised O(1).
   void add(Key prompt, std::int64_t length);
 
-  // For each row, the tokens that a request with such a prompt may still emit after `emitted` ones,
-  // 1 at least. O(rows * kNewest).
-  std::vector<double> rests(const std::vector<Key>& prompts,
-                            const std::vector<std::int64_t>& emitted) const;
+  // A running output.
+  struct Running {
+    Key prompt = 0;
+    std::int64_t emitted = 0;
+    double rate = 0.0;  // its tokens a step; 0: there is no such output
+  };
+
+  // The tokens that each of these may still emit, 1 at least. O(rows * kNewest).
+  std::vector<double> rests(const std::vector<Running>& rows) const;
+
+  // Returns the weight of each row's tokens, 1 in the mean; 0 for a row that is none. A batch waits
+  // for its slowest row, so a row weighs more the more time it is expected to need. That time is an
+  // estimate: its square root, not the time itself, bets less on a single row.
+  std::vector<float> weights(const std::vector<Running>& rows) const;
 
  private:
   static constexpr std::size_t kNewest = 16;
