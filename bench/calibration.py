@@ -42,7 +42,7 @@ TREE_BUDGET = 32
 DEPTHS = (1, 5, 9, 17, 25, 41, 65)
 """Where bins of depth begin, and the end of the last."""
 TWENTIETHS = 20
-"""Bins of chance."""
+"""Bins of probability."""
 ENOUGH = 1000  # tokens of a bin; fewer are noise
 OFF = 0.05  # is too far
 ROUNDS = 2  # of fitting
@@ -61,39 +61,43 @@ class Job(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What came of it."""
+    """The outcome of a job."""
 
     calibration: Calibration
     speed: float
     bins: np.ndarray
-    """By request, for each twentieth of probability and then each bin of depth: the sum of the
-    predicted probabilities, how many tokens were accepted, and how many were predicted. A bin of
-    depth counts the drafted tokens of chains, accepted with all before them."""
+    """By request, for each twentieth of probability, and for each with each bin of depth: the sum
+    of the predicted probabilities, the number of tokens accepted, and of those predicted. Bins of
+    depth count the drafted tokens of chains, accepted with all before them."""
+
+
+def twentieth(probabilities: np.ndarray) -> np.ndarray:
+    return np.minimum((probabilities * TWENTIETHS).astype(int), TWENTIETHS - 1)
 
 
 def run(job: Job, records: list[Record]) -> Learned:
-    """What an engine has learned at the end of a family."""
+    """Replays a family."""
     engine = Engine(job.config, datastores=[Datastore()], calibration=job.prior)
     if not job.prompt:
         records = [replace(record, prompt_ids=record.prompt_ids[:0]) for record in records]
     bins: list[np.ndarray] = []
-    paths = np.zeros((len(DEPTHS) - 1, 3))
+    paths = np.zeros((TWENTIETHS, len(DEPTHS) - 1, 3))
     learned = np.zeros((TWENTIETHS, 3))
 
     def count(trace: Trace) -> None:
         for step in trace.steps:
             predicted = np.array(step.probabilities)
-            for place, (begin, end) in enumerate(pairwise(DEPTHS)):
-                of = predicted[begin - 1 : end - 1]
-                accepted = min(max(0, len(step.accepted) - begin + 1), len(of))
-                paths[place] += of.sum(), accepted, len(of)
+            depth = np.arange(1, len(predicted) + 1)
+            accepted = depth <= len(step.accepted)
+            index = twentieth(predicted), np.digitize(depth, DEPTHS) - 1
+            np.add.at(paths, index, np.stack([predicted, accepted, np.ones_like(predicted)], 1))
 
     def end(_tokens: int) -> None:
         before = learned.copy()
         for bucket in engine.calibration().reliability:
-            place = min(TWENTIETHS - 1, int(bucket.predicted * TWENTIETHS))
-            learned[place] = np.array([bucket.predicted, bucket.accepted, 1]) * bucket.count
-        bins.append(np.concatenate([learned - before, paths]))
+            bin_of = twentieth(np.array(bucket.predicted))
+            learned[bin_of] = np.array([bucket.predicted, bucket.accepted, 1]) * bucket.count
+        bins.append(np.concatenate([learned - before, paths.reshape(-1, 3)]))
         paths[:] = 0
 
     result = replay_family(
@@ -141,7 +145,7 @@ def prior(learned: Sequence[tuple[Job, Learned]]) -> str:
 
 
 def diagram(bins: np.ndarray) -> list[dict[str, float]]:
-    """Predicted and observed acceptance, by twentieth of chance."""
+    """Predicted and observed acceptance, by twentieth of probability."""
     return [
         {"chance": predicted / count, "accepted": accepted / count, "count": int(count)}
         for predicted, accepted, count in bins[:TWENTIETHS]
@@ -160,7 +164,7 @@ def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
     """The bins of at least `ENOUGH` tokens, of one family at one cost, by how far they are off:
     with 95 % intervals of the difference, by bootstrap over requests."""
     found: list[dict[str, Any]] = []
-    depths = [f"path, depth {begin} to {end - 1}" for begin, end in pairwise(DEPTHS)]
+    depths = [f"depth {begin} to {end - 1}" for begin, end in pairwise(DEPTHS)]
     for job, each in learned:
         form = "chain" if job.config.tree_budget is None else "tree"
         predicted, accepted, count = each.bins.sum(axis=0).T
@@ -169,14 +173,13 @@ def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
         # A resample may hold no token of a bin.
         off = (sums[..., 0] - sums[..., 1]) / np.maximum(sums[..., 2], 1)
         intervals = iter(np.percentile(off, [2.5, 97.5], axis=0).T)
-        for place in np.flatnonzero(enough):
-            chance, observed = predicted[place] / count[place], accepted[place] / count[place]
-            name = (
-                f"{form}, chance {chance:.2f}" if place < TWENTIETHS else depths[place - TWENTIETHS]
-            )
+        for index in np.flatnonzero(enough):
+            mean, observed = predicted[index] / count[index], accepted[index] / count[index]
+            is_path = index >= TWENTIETHS
+            name = f"path, {depths[index % len(depths)]}" if is_path else form
             low, high = next(intervals)
             row = {"family": job.family, "token cost": job.config.token_cost, "bin": name}
-            row |= {"predicted": chance, "observed": observed, "count": int(count[place])}
+            row |= {"predicted": mean, "observed": observed, "count": int(count[index])}
             found.append({**row, "low": low, "high": high})
     return sorted(found, key=lambda row: -abs(row["predicted"] - row["observed"]))
 
@@ -283,23 +286,28 @@ def main() -> None:
     for cost in TOKEN_COSTS:
         of_cost = [each.bins for job, each in learned if job.config.token_cost == cost]
         total = np.sum([bins.sum(axis=0) for bins in of_cost], axis=0)[TWENTIETHS:]
+        total = total.reshape(TWENTIETHS, -1, 3).sum(axis=0)
         for (begin, end), (predicted, accepted, count) in zip(pairwise(DEPTHS), total, strict=True):
             row = {"token cost": cost, "depth": f"{begin} to {end - 1}", "count": int(count)}
             paths.append({**row, "predicted": predicted / count, "observed": accepted / count})
     harness.show("Whole paths of chains", None, paths, digits=3)
-    found = differences(learned)
-    off = [row for row in found if abs(row["predicted"] - row["observed"]) > OFF]
-    surely = [row for row in off if row["low"] > OFF or row["high"] < -OFF]
-    harness.show(
-        f"{len(off)} of {len(found)} bins are off by more than {OFF}, {len(surely)} of them in all "
-        "of their 95 % interval",
-        None,
-        found[:20],
-        digits=3,
-    )
     about |= {"at_once": options.at_once, "diagrams": diagrams, "paths": paths}
-    counts = {"bins": len(found), "off": len(off), "surely_off": len(surely)}
-    harness.finish(options, {**about, **counts, "farthest": found[:20]})
+    found = differences(learned)
+    for name, of_paths in (("tokens", False), ("paths", True)):
+        rows = [row for row in found if row["bin"].startswith("path") == of_paths]
+        off = [row for row in rows if abs(row["predicted"] - row["observed"]) > OFF]
+        surely = [row for row in off if row["low"] > OFF or row["high"] < -OFF]
+        low = sum(row["predicted"] < row["observed"] for row in off)
+        harness.show(
+            f"{len(off)} of {len(rows)} bins of {name} are off by more than {OFF}, {low} of them "
+            f"too low; {len(surely)} in all of their 95 % interval",
+            None,
+            rows[:20],
+            digits=3,
+        )
+        counts = {"bins": len(rows), "off": len(off), "too_low": low, "surely_off": len(surely)}
+        about[f"bins_of_{name}"] = {**counts, "farthest": rows[:20]}
+    harness.finish(options, about)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import numpy as np
 
 import harness
 from fastdraft import DraftStats
+from fastdraft.demo import ensure_model
 from fastdraft.replay import PEERS, Record, Setting, Unavailable, settings_of, trace_request
 from fastdraft.replay.lines import RecordError, family_files, parse_lines
 from fastdraft.replay.records import read_family
@@ -83,7 +84,6 @@ def interval(answers: Sequence[DraftStats]) -> tuple[float, float]:
 
 def recorded_tasks(options: argparse.Namespace) -> dict[str, list[Record]]:
     """The recorded answers by task, in their order. Raises RecordError where there are none."""
-    from fastdraft.demo import ensure_model
 
     def name_of(record: Row) -> str | None:
         task = str(record.get("task", ""))
@@ -112,13 +112,16 @@ def recorded_tasks(options: argparse.Namespace) -> dict[str, list[Record]]:
 
 
 def ways(token_cost: float) -> Iterator[tuple[str, Setting]]:
-    """What drafts, by name."""
+    """All drafters by name; fastdraft's has the common n-grams, as in `fastdraft replay`."""
+    ngrams = TextTokenizer(ensure_model).common_ngrams()
     for peer, kind in PEERS.items():
         yield kind.title, settings_of(peer, token_costs=[token_cost])[0]
     for budget in (None, 32, 80):
         for memory in (False, True):
             name = "chains" if budget is None else f"trees of {budget}"
-            setting = settings_of(token_costs=[token_cost], tree_budget=budget, memory=memory)[0]
+            setting = settings_of(
+                token_costs=[token_cost], tree_budget=budget, memory=memory, ngrams=ngrams
+            )[0]
             yield f"fastdraft, {name}{', with memory' if memory else ''}", setting
 
 

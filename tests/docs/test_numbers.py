@@ -61,6 +61,22 @@ def test_draft_quality(beginning: str, name: str, drafter: str) -> None:
     assert cells == [quality(name, drafter)]
 
 
+def test_common_ngrams() -> None:
+    found = results("common_ngrams")
+    assert f"{found['texts']} answers, {found['tokens'] / 1000:.0f},000 tokens" in (
+        QUALITY.read_text()
+    )
+    assert f"{found['overlap_of_12_grams']:.3%}".replace("%", " %") in QUALITY.read_text()
+    for cost in (0.02, 0.2):
+        cells = [
+            cell
+            for row in found["rows"]
+            if row["token_cost"] == cost
+            for cell in (f"{row['gain']:.3f} / {row['worst'][1]:.3f}", f"{row['held_out']:.3f}")
+        ]
+        assert [f"{cost:g}", *cells] in rows_of(QUALITY)
+
+
 def test_no_peer_is_ahead_in_any_cell() -> None:
     """What two pages say of the 384 cells of family, token cost and peer."""
     runs = results("replay")["runs"]
@@ -78,7 +94,7 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
         for family, theirs in families.items()
     ]
     assert len(parts) == 384
-    assert f"{max(parts):.3f}" == "0.978"
+    assert f"{max(parts):.3f}" == "0.963"
 
 
 def test_arctic_at_its_best() -> None:
@@ -92,11 +108,11 @@ def test_arctic_at_its_best() -> None:
         ]
         assert cells == [f"{row['geometric mean']:.2f} / {row['worst']:.2f}" for row in found]
     of_chains = [row for row in rows if row["Arctic"] == "chains"]
-    assert sum(row["ahead"] for row in of_chains) == 1
-    assert (
-        f"{max(row['most'] for row in of_chains):.3f} times as fast on code" in QUALITY.read_text()
+    assert sum(row["ahead"] for row in rows) == 0
+    assert f"{max(row['most'] for row in of_chains):.3f} of fastdraft's speed" in (
+        QUALITY.read_text()
     )
-    assert "95 of 96" in (ROOT / "docs" / "start" / "choosing.md").read_text()
+    assert "all 96" in (ROOT / "docs" / "start" / "choosing.md").read_text()
 
 
 def test_a_prior_of_other_families() -> None:
