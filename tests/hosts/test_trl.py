@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from accelerate.utils import DeepSpeedPlugin, DistributedType
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -308,7 +310,20 @@ def test_what_is_not_drafted_for_is_refused(words: Path, tmp_path: Path) -> None
             attach(trainer)
         vars(trainer).update(before)
         assert "generate" not in vars(model)
-    assert getattr(state, "deepspeed_plugin", None) is None
+    # What accelerate makes of DeepSpeed's configuration, which ends in the state. Below stage 3
+    # parameters are whole.
+    for stage in (3, 2):
+        plugin = DeepSpeedPlugin(zero_stage=stage)
+        plugin._set_selected(True)
+        with mock.patch.multiple(
+            state, distributed_type=DistributedType.DEEPSPEED, deepspeed_plugins={"own": plugin}
+        ):
+            if stage == 3:
+                with pytest.raises(InvalidValueError, match="parameters must be whole .* ZeRO-3"):
+                    attach(trainer)
+            else:
+                attach(trainer)
+        vars(model).pop("generate", None)
     # The older option turns the newer one on: the one that was set is named.
     for option in ("use_transformers_continuous_batching", "use_transformers_paged"):
         batching = _trainer(words, tmp_path, [], **{option: True})
