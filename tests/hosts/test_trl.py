@@ -319,7 +319,7 @@ def test_what_is_not_drafted_for_is_refused(words: Path, tmp_path: Path) -> None
             state, distributed_type=DistributedType.DEEPSPEED, deepspeed_plugins={"own": plugin}
         ):
             if stage == 3:
-                with pytest.raises(InvalidValueError, match="parameters must be whole .* ZeRO-3"):
+                with pytest.raises(InvalidValueError, match=r"must be whole .* ZeRO-3"):
                     attach(trainer)
             else:
                 attach(trainer)

@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -178,4 +179,26 @@ def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatc
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
     given = config.additional_config["fastdraft"].given
     assert given == {"objective": "last", "memory_url": "/shared/fastdraft"}
+    assert config.speculative_config.model == "fastdraft.serving.vllm.FastdraftProposer"
+
+
+@pytest.mark.parametrize("as_arguments", [True, False])
+def test_vllm_takes_a_mapping_as_nemo_rl_and_prime_rl_give_it(
+    as_arguments: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To its class of arguments, or as an attribute of what its command line is parsed into."""
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from fastdraft.serving.vllm import register
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    register()
+    given = {"model": MODEL, "speculative_config": {"method": "fastdraft"}}
+    if as_arguments:
+        made = EngineArgs(**given)
+    else:
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        made = EngineArgs.from_cli_args(parser.parse_args([], namespace=Namespace(**given)))
+    config = made.create_engine_config()
     assert config.speculative_config.model == "fastdraft.serving.vllm.FastdraftProposer"
