@@ -163,7 +163,7 @@ lint: $(VENV)/.lint $(VENV)/.test-all gtest ## Check format, style, types and im
 	ruff check
 	ruff format --check
 	MYPYPATH=python mypy -p fastdraft
-	MYPYPATH=python:bench:tests/support mypy bench
+	MYPYPATH=python:bench:tests/support:tests/kernels_compiled mypy bench
 	PYTHONPATH=python lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev

@@ -3,9 +3,6 @@
 Beside it stands the launch of a kernel of six arguments. Neither needs a GPU.
 """
 
-# What Triton and CUDA bring has no types.
-# mypy: ignore-errors
-
 from __future__ import annotations
 
 import sys
@@ -45,15 +42,16 @@ class Nothing:
     def run(self, *_: object) -> None: ...
 
 
-@triton.jit
-def six_arguments(one, two, three, rows, columns, stride):  # noqa: ARG001
+@language.jit
+def six_arguments(one: Any, _two: Any, _three: Any, _4: Any, _5: Any, _6: Any) -> None:
     tl.store(one, 0)
 
 
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def compiled(self: Any, key: str, _: object, device: Any, *__: object) -> Nothing:
-        return self.device_caches[device][0].setdefault(key, Nothing())
+        kept: dict[str, Nothing] = self.device_caches[device][0]
+        return kept.setdefault(key, Nothing())
 
     monkeypatch.setattr(triton.runtime.JITFunction, "_do_compile", compiled)
     monkeypatch.setattr(language, "has_kernels", lambda _: True)
@@ -88,5 +86,12 @@ def verification(verb: str) -> Callable[[], object]:
 def test_host_path(in_turns: Callable[..., None], verb: str) -> None:
     one = torch.zeros(4)
     launch = partial(six_arguments[(8,)], one, one, one, 1, 2, 3)
-    calls = {"fastdraft": verification(verb), "a kernel of six arguments": launch}
-    in_turns({name: Turn(lambda _, call=call: call, tuple) for name, call in calls.items()})
+    calls: dict[str, Callable[[], object]] = {
+        "fastdraft": verification(verb),
+        "a kernel of six arguments": launch,
+    }
+
+    def turn(call: Callable[[], object]) -> Turn:
+        return Turn(lambda _: call, tuple)
+
+    in_turns({name: turn(call) for name, call in calls.items()})

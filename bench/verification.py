@@ -4,8 +4,9 @@ Each verb is timed on rectangular batches of drafts of which about two thirds ar
 as a serving loop calls it, eagerly and in a CUDA graph, with the caches cold: the calls go around
 among as many logits as exceed the last-level cache several times over. The floor is what reading
 the logits takes at the bandwidth of a copy on the same device, measured first. Beside it stand a
-plain PyTorch implementation and, where it can be imported, vLLM's rejection sampler. What the
-kernels compute is for tests/kernels, which run on a device too.
+plain PyTorch implementation and, where they can be imported, vLLM's rejection sampler and
+FlashInfer's; a row says why one is missing. What the kernels compute is for tests/kernels, which
+run on a device too.
 
 The drafts that `fastdraft.late.alignment` makes on a device are timed alone.
 
@@ -260,9 +261,34 @@ def vllm(verb: str, operands: Operands) -> Call:
     return call
 
 
+def flashinfer(verb: str, operands: Operands) -> Call:
+    """FlashInfer's chain of one kernel, after those that make its probabilities.
+
+    Drafts without probabilities are certain ones to it; theirs are made beforehand.
+    """
+    sampling = importlib.import_module("flashinfer.sampling")
+    batch, draft = operands.draft_ids.shape
+    ids = operands.draft_ids.int()
+    if operands.draft_logits is None:
+        q = torch.nn.functional.one_hot(operands.draft_ids, operands.logits.shape[1]).float()
+    else:
+        q = operands.draft_logits.float().softmax(-1).view(batch, draft, -1)
+
+    def call() -> object:
+        p = sampling.softmax(operands.logits.float(), temperature=TEMPERATURE)
+        if verb == "filtered":
+            p = sampling.top_k_renorm_probs(p, TOP_K)
+        if verb in ("filtered", "nucleus", "flat"):
+            p = sampling.top_p_renorm_probs(p, TOP_P if verb == "filtered" else NUCLEUS)
+        return sampling.chain_speculative_sampling(q, ids, p.view(batch, draft + 1, -1))
+
+    return call
+
+
 PEERS: dict[str, tuple[Prepare, tuple[str, ...]]] = {
     "plain": (plain, VERBS),
     "vllm": (vllm, VERBS[:-1]),
+    "flashinfer": (flashinfer, VERBS[1:-1]),
 }
 """And the verbs that each has."""
 

@@ -78,7 +78,7 @@ def lint_python(files: list[str]) -> None:
         run("mypy", "-p", "fastdraft", MYPYPATH="python")
         run("lint-imports", PYTHONPATH="python")
     if any(name.startswith("bench/") for name in files):
-        run("mypy", "bench", MYPYPATH="python:bench:tests/support")
+        run("mypy", "bench", MYPYPATH="python:bench:tests/support:tests/kernels_compiled")
 
 
 def lint_cpp(files: list[str], jobs: str) -> None:

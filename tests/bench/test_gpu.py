@@ -106,6 +106,7 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch, name):
         assert "What it decides" in page
     else:
         assert "| greedy | 1 | 4 | 1000 | float32 |" in page and "align.eager_us" in page
+        assert "flashinfer.unavailable" in page  # with the reason
         # Seven verbs in four sizes.
         assert len(found["result"]["rows"]) + found["result"]["left_out"] == 28
 

@@ -27,7 +27,7 @@ TARGETS = {
 }
 
 
-class Offline(DriverBase):
+class Offline(DriverBase):  # type: ignore[misc]  # untyped in Triton
     """A driver that has a target and nothing to run on it."""
 
     def __init__(self, target: GPUTarget):
@@ -73,12 +73,20 @@ class Specialisation:
         """That of the body, where there is one."""
         names = self.kernel.arg_names
         body = self.constants[names.index("BODY"),] if "BODY" in names else self.kernel
-        return body.__name__
+        name: str = body.__name__
+        return name
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
-        with active(target), triton.knobs.cache.scope(), TemporaryDirectory() as cache:
+        with (
+            active(target),
+            triton.knobs.cache.scope(),
+            triton.knobs.compilation.scope(),
+            TemporaryDirectory() as cache,
+        ):
             triton.knobs.cache.dir = cache
+            # Lines for a debugger are a third of what LLVM does, and change no instruction.
+            triton.knobs.compilation.disable_line_info = True
             return triton.compile(source, target=target, options=self.options)
 
 
