@@ -885,6 +885,21 @@ def a_seeds_sample_is_the_same_with_any_drafts(run: Run, _: Plain) -> None:
 
 
 @on("V2 coupled")
+def the_fused_kernel_draws_the_same(run: Run, _: Plain) -> None:
+    from fastdraft.kernels import language, sampled
+
+    calls: list[int] = []
+    options = {"temperature": 0.8, "seed": 3, "max_tokens": 8, "ignore_eos": True}
+    plain = run.tokens(PROMPTS[:2], **options)
+    with (
+        mock.patch.object(language, "has_kernels", return_value=True),
+        mock.patch.object(sampled, "launch", counted(sampled.launch, calls)),
+    ):
+        assert run.tokens(PROMPTS[:2], **options) == plain
+    assert len(calls) > 1
+
+
+@on("V2 coupled")
 def coupled_tokens_are_distributed_as_vllms_own(run: Run, _: Plain) -> None:
     """Both samplers of vLLM's over the same lines, with two draft tokens and with none."""
     import torch
