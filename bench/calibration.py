@@ -297,7 +297,7 @@ def main() -> None:
         rows = [row for row in found if row["bin"].startswith("path") == of_paths]
         off = [row for row in rows if abs(row["predicted"] - row["observed"]) > OFF]
         surely = [row for row in off if row["low"] > OFF or row["high"] < -OFF]
-        low = sum(row["predicted"] < row["observed"] for row in off)
+        low = sum(bool(row["predicted"] < row["observed"]) for row in off)
         harness.show(
             f"{len(off)} of {len(rows)} bins of {name} are off by more than {OFF}, {low} of them "
             f"too low; {len(surely)} in all of their 95 % interval",

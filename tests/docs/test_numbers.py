@@ -140,9 +140,16 @@ def test_calibration() -> None:
         paths = [row for row in found["paths"] if row["token cost"] == cost]
         cells = [f"{row['predicted']:.2f} / {row['observed']:.2f}" for row in paths]
         assert [f"{cost:g}", *cells] in rows_of(QUALITY)
-    assert f"Of {found['bins']:,} bins" in QUALITY.read_text()
-    assert f"{found['off']} are off by more than 0.05" in QUALITY.read_text()
-    assert f"{found['surely_off']} of them throughout their 95 % interval" in QUALITY.read_text()
+    tokens, paths = found["bins_of_tokens"], found["bins_of_paths"]
+    text = " ".join(QUALITY.read_text().split())
+    assert f"of {tokens['bins']:,} bins of one family" in text
+    assert f"{tokens['off']} by more than 0.05" in text
+    assert tokens["surely_off"] == 0
+    assert f"Of {paths['bins']:,} bins of one family" in text
+    assert (
+        f"{paths['off']} are off by more than 0.05, {paths['too_low']} of them too low; "
+        f"{paths['surely_off']} throughout their interval" in text
+    )
 
 
 def test_the_front_page() -> None:
