@@ -37,7 +37,7 @@ def in_two_launches(batch: Batch, sampling: Sampling) -> Verified:
 
 def stress(device: torch.device, seconds: float, *, rehearsal: bool) -> harness.Row:
     requests, draft, vocabulary, replays = (
-        (2, 1, 5000, 4) if rehearsal else (64, 4, 151_936, 20_000)
+        (1, 1, 5000, 2) if rehearsal else (64, 4, 151_936, 20_000)
     )
     rows = requests * (draft + 1)
     random = torch.Generator(device).manual_seed(0)
