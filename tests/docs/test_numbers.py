@@ -515,3 +515,9 @@ def test_lengths_of_rows() -> None:
     for row, run in zip(rows, runs, strict=True):
         told = [f"{run[way]['speed']:.2f}" for way in ways]
         assert row[1:] == [str(run["rows"]), *(told if row[5] else [*told[:3], ""])]
+    beside = results("row_lengths_beside")["runs"]
+    rows = [row for row in rows_of(page) if len(row) == 5 and row[1].isdigit()]
+    assert len(rows) == len(beside) == 9
+    for row, run in zip(rows, beside, strict=True):
+        speeds = [f"{run[way]['speed']:.2f}" for way in ("head alone", "adaptive", "engine")]
+        assert row[1:] == [str(run["rows"]), *speeds]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import re
 import time
@@ -157,6 +158,28 @@ def test_predictions_with_the_other_model_runner(
     assert metrics["fastdraft_accepted_prediction_tokens_total"] >= 16
     assert metrics["fastdraft_faults_total"] == 0
     assert metrics["vllm:spec_decode_num_accepted_tokens_total"] >= 16
+
+
+def test_behind_the_frontend_in_rust_requests_are_drafted(
+    words: Path, vllm_forks: Forks, tmp_path: Path
+) -> None:
+    """It runs no Python: no hook refuses a wrong option there, which costs drafts."""
+    program = os.environ.get("FASTDRAFT_VLLM_RUST")
+    if program is None:
+        pytest.skip("FASTDRAFT_VLLM_RUST names no frontend")
+    with serving(
+        vllm_forks,
+        words,
+        tmp_path,
+        {"token_cost": 0.01},
+        spawn=True,
+        frontend=Path(program).resolve(),
+    ) as server:
+        wrong = {"vllm_xargs": {"predictions": "misspelt"}}
+        first, again, other = (say(server, extra_body=each) for each in ({}, {}, wrong))
+        said = {each.choices[0].message.content for each in (first, again, other)}
+        assert len(said) == 1
+        assert "a request goes on without drafts" in server.log.read_text()
 
 
 def test_the_log_is_one_that_replay_reads(server: Server, words: Path) -> None:

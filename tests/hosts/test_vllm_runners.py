@@ -14,6 +14,7 @@ import copy
 import functools
 import itertools
 import json
+import logging
 import os
 import random
 import sys
@@ -507,6 +508,30 @@ def limits_by_position_hold_in_drafted_text(run: Run, plain: Plain) -> None:
                 wrong.append((case[1], said[0], tokens_of(output)))
         assert not wrong, (len(wrong), len(cases), wrong)
     assert run.accepted - before > 2 * TOKENS, run.accepted - before
+
+
+@on("V1")
+def a_thinking_budget_holds_in_a_predicted_thought(run: Run, plain: Plain) -> None:
+    """Without the adapter's rule vLLM's V1 overruns it: it takes drafts for accepted."""
+    from fastdraft.serving.vllm.v1 import proposer
+
+    def say() -> list[tuple[list[int], list[int]]]:
+        """What was said of each case, and what plainly."""
+        found, thought = [], []
+        for (prompt, options), (said, _) in zip(*plain["by position"], strict=True):
+            budget = options.get("thinking_token_budget")
+            if budget == -1:
+                thought = said
+            elif budget in (2, 3, 5):
+                given = {**APART, "prediction_token_ids": thought}
+                [output] = run.tokens([prompt], thinking_token_budget=budget, extra_args=given)
+                found.append((output, said))
+        return found
+
+    for output, said in say():
+        assert output == said
+    with mock.patch.object(proposer, "_keep_limits"):
+        assert any(output != said for output, said in say())
 
 
 @on("V1")
@@ -1179,6 +1204,27 @@ def faults_at_every_call_leave_outputs_equal(run: Run, plain: Plain) -> None:
         assert_same_with(aligner, "align", fails)
     assert_all_same(plain["alone"][:2], run.tokens(PROMPTS[:2], extra_args=APART))
     run.assert_empty()
+
+
+@on("V1")
+def a_pooling_server_says_nothing_of_drafts(run: Run, _: Plain) -> None:
+    """At last: another engine of this process takes what the first one shares."""
+    from vllm import LLM
+
+    log = logging.getLogger("vllm.fastdraft")
+    with mock.patch.object(log, "info") as said:
+        llm = LLM(
+            run.config.model_config.model,
+            runner="pooling",
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=MODEL_LENGTH,
+            kv_cache_memory_bytes=64 << 20,
+            speculative_config={"method": "fastdraft"},
+        )
+        [embedded] = llm.embed(PROMPTS[:1], use_tqdm=False)
+    assert len(embedded.outputs.embedding) > 0
+    said.assert_not_called()
 
 
 # --- The tests ---

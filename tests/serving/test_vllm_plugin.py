@@ -18,7 +18,7 @@ import fastdraft.serving.vllm
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import KEY_VARIABLE
 from fastdraft.serving.ledger import FOLDER_VARIABLE
-from fastdraft.serving.vllm import Settings
+from fastdraft.serving.vllm import Settings, plugin
 from fastdraft.serving.vllm.method import configure
 from fastdraft.serving.vllm.plugin import PROPOSER, Options
 
@@ -154,3 +154,16 @@ def test_wrong_options_end_the_start_before_a_worker_begins(
     )
     with pytest.raises(InvalidValueError, match=message):
         configure(args, None, chosen=chosen)
+
+
+@pytest.mark.parametrize(("variable", "added"), [(None, True), ("0", True), ("1", False)])
+def test_the_frontend_in_rust_gets_no_middleware(
+    variable: str | None, added: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not start with any."""
+    monkeypatch.delenv("VLLM_USE_RUST_FRONTEND", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", variable)
+    args = SimpleNamespace(middleware=[], speculative_config={"method": "fastdraft"})
+    plugin._add_front(lambda _, given: given, None, args)
+    assert bool(args.middleware) == added

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Mapping
@@ -188,9 +189,11 @@ def _name_method(add: Any, parser: Any) -> Any:
 
 
 def _add_front(make: Any, cls: Any, args: Any) -> Any:
-    """Has vLLM's HTTP server take predictions, if its command line chooses the method."""
+    """Has vLLM's HTTP server take predictions, if its command line chooses the method. Its frontend
+    in Rust takes no middleware, and does not start with any."""
     middleware = getattr(args, "middleware", None)
-    if middleware is not None and _is_chosen(args) and _FRONT not in middleware:
+    in_rust = os.environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() != "0"
+    if not in_rust and middleware is not None and _is_chosen(args) and _FRONT not in middleware:
         args.middleware = [*middleware, _FRONT]
     return make(cls, args)
 
