@@ -417,6 +417,11 @@ def test_recurrent_layers() -> None:
     text = SERVING.read_text()
     for each in found["modelled"].values():
         assert f"{each['kept']:.2f}" in text and f"{each['worst']:.2f}" in text
+    again = found["modelled"]["8 rows"]["kept_if_again"]
+    kept = [f"{again[part]:.2f}" for part in ("0.05", "0.1", "0.2", "0.3")]
+    assert f"would keep {', '.join(kept[:3])} and {kept[3]}" in text
+    parts = found["rule_part"]
+    assert f"takes {parts['8']:.1f} plain steps at eight rows ({parts['1']:.1f} at one)" in text
 
 
 def test_vllm_live() -> None:

@@ -151,3 +151,10 @@ def test_models_with_an_indexer() -> None:
     long = {**OPTIONS, "max_new_tokens": 40}
     with pytest.raises(InvalidValueError, match=r"max_length must be at most 64, .* got 70"):
         hf.generate(model, **repetitive_batch(1), **long)
+
+
+def test_a_padding_token_outside_the_vocabulary_is_not_asked_about() -> None:
+    model = tiny_model("llama")
+    # The configuration is what answers are kept by.
+    model.config.pad_token_id = model.generation_config.pad_token_id = 1_000_003
+    assert_decodes(model, repetitive_batch(2), **OPTIONS, pad_token_id=0)

@@ -58,9 +58,7 @@ def test_a_step_launches_kernels_and_allocates_nothing(warping, sampled, launche
     from triton.runtime import interpreter
 
     verifier = Verifier(warping)
-    seeds = positions = None
-    if sampled:
-        seeds, positions = np.array([3, 4]), np.array([10, 20])
+    draws = [(3, 10), (4, 20)] if sampled else None
     launched = []
     run = interpreter.GridExecutor.__call__
 
@@ -75,13 +73,13 @@ def test_a_step_launches_kernels_and_allocates_nothing(warping, sampled, launche
     logits = torch.randn(7, VOCABULARY)
     step = drafts([5, 6, 7], [8, 9], tree=tree)
     with mock.patch.object(language, "has_kernels", return_value=True):
-        verifier(logits, step, seeds=seeds, positions=positions)
+        verifier(logits, step, draws=draws)
         with (
             mock.patch.object(interpreter.GridExecutor, "__call__", counting),
             mock.patch.object(fastdraft.hf.verifier, "_read", lambda verified, **_: verified),
             names,
         ):
-            verified = verifier(logits, step, seeds=seeds, positions=positions)
+            verified = verifier(logits, step, draws=draws)
     assert len(launched) == launches
     assert [name for name in names.names if name in MAKES + FILLS] == []
     assert verified.token_ids.shape == (2, step.longest + 1)

@@ -213,7 +213,7 @@ def test_a_workspace_launches_the_kernels_that_triton_would(monkeypatch):
 def test_a_generation_compiles_nothing_after_its_first_step(monkeypatch, sampled):
     monkeypatch.setattr("fastdraft.hf.verifier._read", lambda verified, **_: verified)
     verifier = Verifier(Warping(top_k=5) if sampled else Warping())
-    drawn_by = {"seeds": [1, 2] if sampled else None, "positions": [3, 4]}
+    draws = [(1, 3), (2, 4)] if sampled else None
 
     def step(parents, likeliest=0):
         drafts = StepDrafts(
@@ -223,7 +223,7 @@ def test_a_generation_compiles_nothing_after_its_first_step(monkeypatch, sampled
             np.array([0, len(parents), len(parents)], np.int32),
         )
         scores = torch.zeros(len(parents) + 2, 3000)
-        verifier(scores, drafts, **drawn_by, likeliest=likeliest)
+        verifier(scores, drafts, draws=draws, likeliest=likeliest)
 
     first = keys_of(partial(step, []))
     for parents in ([-1], [-1, 0, 1], [-1, -1, 0]):

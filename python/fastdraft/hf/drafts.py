@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -73,9 +73,17 @@ class StepDrafts:
 
     @classmethod
     def of(cls, batch: Drafts) -> StepDrafts:
-        """Those of any drafter."""
+        """The drafts of any drafter."""
+        if not len(batch.token_ids):
+            return cls.nothing(len(batch.offsets) - 1)
         logits = getattr(batch, "draft_logits", {})
         return cls(batch.token_ids, batch.parents, batch.probabilities, batch.offsets, logits)
+
+    @classmethod
+    @lru_cache(maxsize=64)
+    def nothing(cls, rows: int) -> StepDrafts:
+        """No draft token for any of these rows: the same object each time."""
+        return cls.of_chains([0] * rows)
 
     @classmethod
     def of_chains(
@@ -126,6 +134,8 @@ class StepDrafts:
 
         Padding repeats a row's last token.
         """
+        if not self.longest:
+            return np.array([[token] * width for token in last], np.int64)
         rows = [[token, *draft] for token, draft in zip(last, self.tolist(), strict=True)]
         return np.array([row + row[-1:] * (width - len(row)) for row in rows], np.int64)
 

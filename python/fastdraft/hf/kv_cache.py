@@ -320,9 +320,10 @@ class RaggedCache(Cache):
         """True if there are recurrent states, which cannot be cropped."""
         return False
 
-    def starts(self, lengths: Sequence[int]) -> list[int]:
-        """The token from which each row has to be forwarded, as `Commits.starts`."""
-        return list(lengths)
+    def starts(self, lengths: list[int]) -> list[int]:
+        """The token from which each row has to be forwarded, as `Commits.starts`: `lengths` itself
+        without recurrent states."""
+        return lengths
 
     def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
@@ -415,8 +416,8 @@ class RowCache(RaggedCache):
     def commits(self) -> bool:
         return any(self._states)
 
-    def starts(self, lengths: Sequence[int]) -> list[int]:
-        return self._commits.starts(lengths) if self.commits else list(lengths)
+    def starts(self, lengths: list[int]) -> list[int]:
+        return self._commits.starts(lengths) if self.commits else lengths
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of the longest row, which not every layer counts."""

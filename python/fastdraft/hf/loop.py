@@ -84,10 +84,12 @@ class Decoding:
     def __post_init__(self) -> None:
         # The rows that have not ended, in the order of the cache.
         self._running = list(range(len(self.rows)))
+        self._requests = list(self.rows.requests)
         # Seconds that pending tokens have cost a batch since its latest commit.
         self._paid = 0.0
         self._verifier = Verifier(self.warping, logprobs=self.keep_logprobs)
         self._one_by_one = self.processors.along_path or self.criteria.along_path
+        self._weighs_cost = getattr(self.drafter, "weighs_cost", True)
         self._reads_text = self._one_by_one or bool(self.processors)
         # Likely successors by the logits, for trees; how many tokens of each line it takes now.
         self._successors: Successors | None = None
@@ -99,8 +101,7 @@ class Decoding:
 
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
-        nothing = StepDrafts.of_chains([0] * len(self._running))
-        self._conclude(self._choose(first_logits, nothing))
+        self._conclude(self._choose(first_logits, StepDrafts.nothing(len(self._running))))
         while self._running:
             self._step()
 
@@ -109,12 +110,13 @@ class Decoding:
         batch = self.target.rows_in_forward(len(running))
         cached = rows.cached(running)
         starts = self.target.starts(cached)
-        seconds, widths = self.cost.best_widths(batch, _WIDEST + max(map(sub, cached, starts)))
-        if self.target.commits and len(running) > 1:
-            starts = self._committed(starts, cached, seconds)
         # Tokens in front of the last one that recurrent layers have to be given again.
-        behind = max(map(sub, cached, starts))
-        drafts = self._propose(seconds[behind:], behind)
+        behind = 0 if starts is cached else max(map(sub, cached, starts))
+        seconds, widths = self.cost.best_widths(batch, _WIDEST + behind)
+        if behind and len(running) > 1:
+            starts = self._committed(starts, cached, seconds)
+            behind = max(map(sub, cached, starts))
+        drafts = self._propose(batch, seconds[behind:], behind)
         longest = drafts.longest
         width = needed = behind + 1 + longest
         last = [rows.last[row] for row in running]
@@ -193,17 +195,15 @@ class Decoding:
             pending = padded(self._texts(starts, cached))
             self.target.forward(*pending, rows=[0], cached=starts, wanted=[1])
 
-    def _propose(self, seconds: NDArray[np.float64], pending: int) -> StepDrafts:
+    def _propose(self, batch: int, seconds: NDArray[np.float64], pending: int) -> StepDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row.
 
-        The forward has `pending` further tokens a row.
+        The forward has `batch` rows, and `pending` further tokens a row.
         """
         rows, running = self.rows, self._running
         most = UNLIMITED if self.target.widths is None else self.target.widths[-1] - 1
-        weighs_cost = getattr(self.drafter, "weighs_cost", True)
-        in_forward = self.target.rows_in_forward(len(running))
         commits = len(running) == 1 and pending > _MOST_PENDING
-        if commits or (weighs_cost and self.cost.wants_plain_step(in_forward)):
+        if commits or (self._weighs_cost and self.cost.wants_plain_step(batch)):
             most = 0
         end = self.criteria.max_length
         if end is None:
@@ -218,15 +218,15 @@ class Decoding:
             tokens = np.arange(1, len(running) * len(seconds) + 1)
             cost = np.interp(tokens, tokens[len(running) - 1 :: len(running)], seconds)
         offers = self._of_logits(seconds)
-        batch = self.drafter.propose_batch(
-            [rows.requests[row] for row in running],
+        found = self.drafter.propose_batch(
+            self._requests,
             limits=np.array(limits, np.int32),
             cost=cost,
             padded=True,
             **({} if offers is None else {"offers": offers}),
         )
-        require_known_ids(batch.token_ids, self.target.vocabulary)
-        drafts = StepDrafts.of(batch)
+        require_known_ids(found.token_ids, self.target.vocabulary)
+        drafts = StepDrafts.of(found)
         # If some were drawn, all are verified as chains.
         takes_trees = self.target.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
@@ -298,18 +298,17 @@ class Decoding:
         Raises:
             FastdraftError: A row that has emitted none has no token left to emit.
         """
-        positions = [
-            self.rows.prompt_tokens[row] + self.rows.emitted[row] + depth
-            for row, depth in zip(rows, depths, strict=True)
-        ]
-        seeds = [self.rows.seeds[row] for row in rows] if self.do_sample else None
-        choice = self._verifier(
-            scores, drafts, seeds=seeds, positions=positions, likeliest=likeliest
-        )
-        for at, own in enumerate(choice.tokens):
-            if not own and not depths[at]:
+        draws = None
+        if self.do_sample:
+            draws = [
+                (self.rows.seeds[row], self.rows.position(row) + depth)
+                for row, depth in zip(rows, depths, strict=True)
+            ]
+        choice = self._verifier(scores, drafts, draws=draws, likeliest=likeliest)
+        for row, own, depth in zip(rows, choice.tokens, depths, strict=True):
+            if not own and not depth:
                 raise FastdraftError(
-                    f"row {rows[at]} has no token left to emit at position {positions[at]}: "
+                    f"row {row} has no token left to emit at position {self.rows.position(row)}: "
                     "the logits processors masked the whole vocabulary"
                 )
         return choice
@@ -488,7 +487,7 @@ class Decoding:
         for row, own in zip(running, emitted, strict=True):
             rows.grow(row, own)
         self.drafter.observe_batch(
-            [rows.requests[row] for row in running],
+            self._requests,
             np.array([token for own in emitted for token in own], np.int32),
             np.array([0, *accumulate(map(len, emitted))], np.int32),
         )
@@ -508,6 +507,7 @@ class Decoding:
                 rows.stats[row] = self.session.finish(rows.requests[row])
             staying = compacted_slots(ended)
             self._running = [running[slot] for slot in staying]
+            self._requests = [rows.requests[row] for row in self._running]
             if staying:
                 self.target.keep(staying)
 

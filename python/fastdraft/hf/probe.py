@@ -159,6 +159,8 @@ def _answer(
         return best
     if inputs is None:
         pad = getattr(model.generation_config, "pad_token_id", None) or 0
+        if pad >= vocabulary_size(model):
+            pad = 0  # the caller may name another one
         counts = _PROMPTS[-1:] if question.rows == 1 and question.padded else _PROMPTS
         inputs = _prompts(usual, pad, counts[: question.rows], device)
     problem: str | None = None

@@ -63,14 +63,14 @@ class Commits:
         self._now: list[int] | None = None
         self._committed: list[int] = []
 
-    def starts(self, lengths: Sequence[int]) -> list[int]:
+    def starts(self, lengths: list[int]) -> list[int]:
         """The token from which each row has to be forwarded, so that it goes on behind `lengths`.
 
         Those between are pending: they have been forwarded before, and stand in the cache of
         attention layers.
         """
         if self._now is None:
-            return list(lengths)
+            return lengths
         rows = zip(lengths, self._now, self._committed, strict=True)
         return [now if 0 <= now <= length else committed for length, now, committed in rows]
 

@@ -68,6 +68,10 @@ class Rows:
         """Tokens of some rows, padding included."""
         return [self.emitted[row] + self.prompt_columns for row in rows]
 
+    def position(self, row: int) -> int:
+        """The position of a row's next token, padding not counted."""
+        return self.prompt_tokens[row] + self.emitted[row]
+
     def cached(self, rows: Iterable[int]) -> list[int]:
         """The columns of some rows in the cache: all of the text but the token emitted last."""
         return [self.emitted[row] + self.columns - 1 for row in rows]

@@ -111,7 +111,7 @@ class CachedModel:
         """As `RowCache.commits`."""
         return self.cache.commits  # type: ignore[no-any-return]
 
-    def starts(self, cached: Sequence[int]) -> list[int]:
+    def starts(self, cached: list[int]) -> list[int]:
         """The token from which each row has to be forwarded, as `RowCache.starts`."""
         return self.cache.starts(cached)  # type: ignore[no-any-return]
 
@@ -150,20 +150,20 @@ class CachedModel:
             trees: As in `StepDrafts.sees`; `None` where each token follows the one before it.
             floors: As in `RowCache.plan`.
         """
-        steps = np.arange(input_ids.shape[1])[None]
-        depths, used = steps, None
-        ends = np.array(counts)[:, None]
-        if min(counts) < steps.shape[1]:
+        width = input_ids.shape[1]
+        steps = np.arange(width)[None]
+        depths, used, columns = steps, None, None
+        if min(counts) < width or wanted is not None:
+            ends = np.array(counts)[:, None]
             # Padding has the position of the row's last token: a later one may not exist.
             used = steps < ends
             depths = np.minimum(steps, ends - 1)
+            if wanted is not None:
+                used &= steps >= ends - np.array(wanted)[:, None]
+                columns = np.flatnonzero(used.any(0))
+                used = used[:, columns]
         if trees is not None:
             depths = trees.sum(-1) - 1
-        columns = None
-        if wanted is not None:
-            used = (steps < ends) & (steps >= ends - np.array(wanted)[:, None])
-            columns = np.flatnonzero(used.any(0))
-            used = used[:, columns]
         logits = self._run(
             input_ids,
             depths,

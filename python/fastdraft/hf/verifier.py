@@ -83,42 +83,37 @@ class Verifier:
         self._logprobs = logprobs
         self._workspaces: dict[bool, Workspace] = {}
         self._options: dict[int, dict[str, Any]] = {}
+        # Operands of greedy steps without drafts, which are many.
+        self._nothing: dict[StepDrafts, list[torch.Tensor]] = {}
 
     def __call__(
         self,
         scores: torch.Tensor,
         drafts: StepDrafts,
         *,
-        seeds: Sequence[int] | None,
-        positions: Sequence[int],
+        draws: Sequence[tuple[int, int]] | None,
         likeliest: int = 0,
     ) -> Choice:
-        """Verifies the drafts of a step: greedily without seeds, else by sampling.
+        """Verifies the drafts of a step: greedily without draws, else by sampling.
 
         Args:
             scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
             drafts: The drafts; chains where some were drawn.
-            seeds: The seed of each row, for its random numbers.
-            positions: The position of each row's first emitted token, for the same.
+            draws: Of each row its seed and the position of its first emitted token, which random
+                numbers depend on.
             likeliest: How many of each line's likeliest tokens to find; none where drafts were
                 drawn.
         """
-        # Copies, since a drafter may hand out read-only arrays.
-        arrays = [drafts.token_ids.astype(np.int64), drafts.offsets.astype(np.int64)]
-        if not drafts.are_chains:
-            arrays.append(drafts.parents.astype(np.int64))
-        if seeds is not None:
-            arrays += np.array(seeds, np.int64), np.array(positions, np.int64)
-        ids, offsets, *more = on_device(scores.device, *arrays)
+        ids, offsets, *more = self._operands(scores.device, drafts, draws)
         is_drawn = bool(drafts.draft_logits)
         if is_drawn not in self._workspaces:
-            self._warm_up(scores, sampled=seeds is not None, is_drawn=is_drawn)
+            self._warm_up(scores, sampled=draws is not None, is_drawn=is_drawn)
         memory = self._memory(scores, drafts, is_drawn=is_drawn)
         options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
         if self._logprobs:
             options.update(logprobs=True, raw_logprobs=True)
-        if seeds is not None:
-            rows = len(seeds)
+        if draws is not None:
+            rows = len(draws)
             if rows not in self._options:
                 self._options[rows] = self._warping.of_rows(rows, scores.device)
             options.update(self._options[rows], seeds=more[-2], positions=more[-1])
@@ -129,8 +124,28 @@ class Verifier:
             options["parents"] = more[0]
         if likeliest:
             options["likeliest"] = likeliest
-        verify = verify_greedy if seeds is None else verify_sampled
+        verify = verify_greedy if draws is None else verify_sampled
         return _read(verify(scores, ids, offsets, **options), paths=not drafts.are_chains)
+
+    def _operands(
+        self,
+        device: torch.device,
+        drafts: StepDrafts,
+        draws: Sequence[tuple[int, int]] | None,
+    ) -> list[torch.Tensor]:
+        """Draft tokens and offsets, parents of trees, and when sampling seeds and positions."""
+        if draws is None and drafts in self._nothing:
+            return self._nothing[drafts]
+        # Copies, since a drafter may hand out read-only arrays.
+        arrays = [drafts.token_ids.astype(np.int64), drafts.offsets.astype(np.int64)]
+        if not drafts.are_chains:
+            arrays.append(drafts.parents.astype(np.int64))
+        if draws is not None:
+            arrays += (np.array(each, np.int64) for each in zip(*draws, strict=True))
+        sent = on_device(device, *arrays)
+        if draws is None and not drafts.longest:
+            self._nothing[drafts] = sent
+        return sent
 
     def _warm_up(self, scores: torch.Tensor, *, sampled: bool, is_drawn: bool) -> None:
         """Has the kernels compiled on a GPU that steps after the first one may need."""

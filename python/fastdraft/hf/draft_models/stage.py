@@ -448,16 +448,14 @@ class Stage:
         rows = [each.row for each in asked]
         counts = [1 + count for count in below.counts]
         scores = self.scoring(logits, rows, texts, counts).to(torch.float32)
-        seeds = None
+        draws = None
         if self.samples:
-            behind = [len(pending[request]) for request in tails]
-            seeds = [
-                _mixed(each.seed, self.level, len(each.text), count)
-                for each, count in zip(asked, behind, strict=True)
-            ]
-        lengths = zip(asked, tails.values(), strict=True)
-        positions = [len(each.text) + len(tail) for each, tail in lengths]
-        choice = self._verifier(scores, below, seeds=seeds, positions=positions)
+            draws = []
+            for each, (request, tail) in zip(asked, tails.items(), strict=True):
+                length = len(each.text)
+                seed = _mixed(each.seed, self.level, length, len(pending[request]))
+                draws.append((seed, length + len(tail)))
+        choice = self._verifier(scores, below, draws=draws)
         return scores, choice.tokens
 
     def _drop_ended(self) -> None:
