@@ -138,7 +138,7 @@ def test_vllm_is_tested_with_the_configuration_of_the_pages() -> None:
             and "'method': 'fastdraft'" in ast.unparse(node)
         ]
     assert all(each["method"] == "fastdraft" for each in found)
-    assert found.count({"method": "fastdraft"}) == 4
+    assert found.count({"method": "fastdraft"}) == 5
 
 
 def targets() -> set[str]:
