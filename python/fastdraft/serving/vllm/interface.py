@@ -173,7 +173,7 @@ def first_rank_group() -> GroupCoordinator:
 
 
 def default_arguments() -> tuple[EngineArgs, ParallelConfig]:
-    """What vLLM is started with if nothing is asked for."""
+    """The arguments of a vLLM that is started without any."""
     from vllm.config import ParallelConfig as Parallel
     from vllm.engine.arg_utils import EngineArgs as Arguments
 
@@ -181,7 +181,7 @@ def default_arguments() -> tuple[EngineArgs, ParallelConfig]:
 
 
 def takes_v2(args: EngineArgs, parallel_config: ParallelConfig) -> bool:
-    """Whether vLLM takes Model Runner V2 for n-grams, if nothing else is left to decide: asks it.
+    """True if vLLM takes Model Runner V2 for n-grams where nothing else decides: asks it.
 
     These are all the configurations that it looks at for that.
     """

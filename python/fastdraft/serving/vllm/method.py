@@ -1,8 +1,8 @@
 """vLLM's `--speculative-config '{"method": "fastdraft"}'`.
 
-vLLM has a fixed list of methods. So the entry point puts one of these in the place of ours, before
-vLLM looks: the one in whose place fastdraft drafts with the model runner that vLLM takes, or that
-of the `head` beside which it is to draft. Our options move to `additional_config`, which reaches
+vLLM has a fixed list of methods. So the entry point names one of these instead of ours, before vLLM
+looks: the one that fastdraft replaces in the model runner that vLLM takes, or that of the `head`
+beside which it is to draft. Our options move to `additional_config`, which reaches
 the workers.
 """
 
@@ -43,7 +43,7 @@ _LONGEST_V2: Final = 8
 
 
 def configure(args: EngineArgs, parallel_config: ParallelConfig, *, chosen: bool = True) -> None:
-    """Puts a method that vLLM knows in the place of ours, which a `vllm.EngineArgs` names.
+    """Names a method that vLLM knows instead of ours in a `vllm.EngineArgs`.
 
     Args:
         args: Its speculative and additional configurations are replaced.
@@ -62,11 +62,11 @@ def configure(args: EngineArgs, parallel_config: ParallelConfig, *, chosen: bool
         return
     given = args.speculative_config or {}
     given = {name.replace("-", "_"): value for name, value in given.items()}
-    for place, name in ((given, "model"), (additional, METHOD)):
-        if name in place:
+    for holder, name in ((given, "model"), (additional, METHOD)):
+        if name in holder:
             raise InvalidValueError(
                 f"{name} must be left out of vLLM's configuration with the method {METHOD!r}, "
-                f"beside which its options stand, got {place[name]!r}"
+                f"beside which its options stand, got {holder[name]!r}"
             )
     names = {field.name for field in fields(Settings)}
     options = {name: given.pop(name) for name in names & given.keys()}
@@ -104,13 +104,13 @@ def configure(args: EngineArgs, parallel_config: ParallelConfig, *, chosen: bool
 
 
 def drafts(vllm_config: VllmConfig) -> bool:
-    """Whether a `vllm.config.VllmConfig` has fastdraft draft."""
+    """True if a `vllm.config.VllmConfig` has fastdraft draft."""
     model = getattr(vllm_config.speculative_config, "model", None)
     return model in (METHOD, PROPOSER) or has_head(vllm_config)
 
 
 def drafts_on_v2(vllm_config: VllmConfig) -> bool:
-    """Whether a `vllm.config.VllmConfig` has fastdraft draft for Model Runner V2.
+    """True if a `vllm.config.VllmConfig` has fastdraft draft for Model Runner V2.
 
     Raises:
         InvalidValueError: vLLM takes V1 for it after all, which would draft something else.
@@ -128,20 +128,20 @@ def drafts_on_v2(vllm_config: VllmConfig) -> bool:
 
 
 def has_head(vllm_config: VllmConfig) -> bool:
-    """Whether a `vllm.config.VllmConfig` has fastdraft draft beside a head of vLLM's."""
+    """True if a `vllm.config.VllmConfig` has fastdraft draft beside a head of vLLM's."""
     method = getattr(vllm_config.speculative_config, "method", None)
     asked = METHOD in (vllm_config.additional_config or {})
     return asked and method not in (None, "ngram_gpu", "custom_class")
 
 
 def chooses_lengths(vllm_config: VllmConfig) -> bool:
-    """Whether the user of a `vllm.config.VllmConfig` leaves it to fastdraft how long drafts are."""
+    """True if the user of a `vllm.config.VllmConfig` leaves the length of drafts to fastdraft."""
     options = (vllm_config.additional_config or {}).get(METHOD)
     return bool(getattr(options, "chooses_lengths", False))
 
 
 def has_v2() -> bool:
-    """Whether this vLLM's Model Runner V2 has the speculator in whose place fastdraft's is put."""
+    """True if this vLLM's Model Runner V2 has the speculator that fastdraft's replaces."""
     found = find_spec("vllm")
     folders = (found.submodule_search_locations or []) if found is not None else []
     return any(Path(folder, "v1/worker/gpu/spec_decode/ngram").is_dir() for folder in folders)

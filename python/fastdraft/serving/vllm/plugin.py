@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes: it waits until a configuration names the method.
+"""Loaded by vLLM in each of its processes; waits until a configuration names the method.
 
 Then, and in the processes that the configuration is sent to, `hooks` are put into vLLM. In all
 other processes nothing is imported, and nothing of vLLM changed but how it takes its arguments.
@@ -57,7 +57,7 @@ class Options(dict[str, Any]):
 
 
 class _Process:
-    """What this process knows."""
+    """The state of this process."""
 
     loaded = asked = False
     # By module that is not imported yet: its hooks.
@@ -89,12 +89,12 @@ def _arrive(given: Mapping[str, Any], chooses_lengths: bool) -> Options:
 
 def _put(hooks: Hooks) -> None:
     """Puts hooks in modules, in each as soon as it is imported."""
-    for place, call in hooks.items():
-        module = place.partition(":")[0]
+    for path, call in hooks.items():
+        module = path.partition(":")[0]
         if module in sys.modules:
-            _try_to_wrap(place, call)
+            _try_to_wrap(path, call)
         else:
-            _Process.waiting.setdefault(module, {})[place] = call
+            _Process.waiting.setdefault(module, {})[path] = call
     if _Process.waiting and _watcher not in sys.meta_path:
         sys.meta_path.insert(0, _watcher)
 
@@ -114,8 +114,8 @@ class _Watcher:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            for place, call in _Process.waiting.pop(name, {}).items():
-                _try_to_wrap(place, call)
+            for path, call in _Process.waiting.pop(name, {}).items():
+                _try_to_wrap(path, call)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -124,20 +124,18 @@ class _Watcher:
 _watcher: Final[Any] = _Watcher()
 
 
-def _try_to_wrap(place: str, call: Callable[..., Any]) -> None:
-    """Where a vLLM lacks one of the hooks, a warning says so. Its drafter then refuses to start, or
-    remembers nothing."""
+def _try_to_wrap(path: str, call: Callable[..., Any]) -> None:
+    """Warns if this vLLM lacks the hook. Its drafter then does not start, or remembers nothing."""
     try:
-        _wrap(place, call)
+        _wrap(path, call)
     except (ImportError, AttributeError) as error:
         _logger.warning("fastdraft finds this vLLM changed: %s", error)
 
 
-def _wrap(place: str, call: Callable[..., Any]) -> None:
-    """Has `call(original, *args, **kwargs)` run in the place of a function, once however often it
-    is asked."""
-    module, _, path = place.partition(":")
-    holder, _, name = path.rpartition(".")
+def _wrap(path: str, call: Callable[..., Any]) -> None:
+    """Replaces a function by `call(original, *args, **kwargs)`, once however often it is asked."""
+    module, _, inside = path.partition(":")
+    holder, _, name = inside.rpartition(".")
     owner = pkgutil.resolve_name(f"{module}:{holder}")
     found = inspect.getattr_static(owner, name)
     original = getattr(found, "__func__", found)
@@ -156,8 +154,8 @@ def _wrap(place: str, call: Callable[..., Any]) -> None:
 
 
 def _names(args: Any, name: str) -> Any:
-    """What a `vllm.EngineArgs`, or what vLLM parsed from a command line, has of a name in its
-    speculative configuration."""
+    """The value of a name in the speculative configuration of a `vllm.EngineArgs`, or of arguments
+    that vLLM parsed from a command line."""
     given = getattr(args, "speculative_config", None)
     return given.get(name) if isinstance(given, Mapping) else None
 

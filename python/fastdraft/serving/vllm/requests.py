@@ -39,7 +39,7 @@ class Salt(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What vLLM knows of a request that can be drafted for."""
+    """A request that can be drafted for, as vLLM knows it."""
 
     prompt_size: int
     """The tokens of its prompt."""
@@ -62,7 +62,7 @@ class Request(NamedTuple):
     @classmethod
     def of(cls, request: RequestData) -> Request | None:
         """That of vLLM's own record, a `NewRequestData` or a `CachedRequestState`; None where the
-        prompt, or a part of it, came as embeddings, which have no tokens to look up."""
+        prompt, or a part of it, is embeddings, which have no tokens to look up."""
         params = request.sampling_params
         if (
             params is None
@@ -83,7 +83,7 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class VllmText(Text):
-    """What is known of one request."""
+    """The text of one request."""
 
     length: int = 0
     """The tokens of it that the engine has."""
@@ -218,7 +218,7 @@ class VllmRequests(HostRequests[VllmTextT]):
 
 
 def is_first_rank() -> bool:
-    """Whether this worker drafts for all: with tensor parallelism, rank 0 does."""
+    """True if this worker drafts for all: with tensor parallelism, rank 0 does."""
     try:
         return bool(first_rank_group().is_first_rank)
     except (ImportError, AttributeError, AssertionError):

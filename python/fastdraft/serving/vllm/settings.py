@@ -1,4 +1,4 @@
-"""What can be set beside the method in vLLM's configuration, and what of vLLM's is refused."""
+"""The options beside the method in vLLM's configuration, and what of vLLM's is refused."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(MemorySettings):
-    """What can be set, beside the method in vLLM's `speculative_config`.
+    """The options beside the method in vLLM's `speculative_config`.
 
     Raises:
         InvalidValueError: A bad value.
     """
 
     token_cost: float | None = None
-    """What a further token in a forward costs, as a fraction of a forward over one token; None
+    """The cost of a further token in a forward, as a fraction of a forward over one token; None
     measures the steps. For Model Runner V1: V2 verifies as many tokens for each row."""
     enable_adaptive_verification: bool = True
-    """Whether Model Runner V2 gives each row a draft of its own length, where vLLM allows it."""
+    """Model Runner V2 gives each row a draft of its own length, where vLLM allows it."""
     unproven_recurrent: bool = False
-    """Whether to draft for a model with recurrent layers too, with Model Runner V2 on a GPU. No GPU
+    """Draft for a model with recurrent layers too, with Model Runner V2 on a GPU. No GPU
     has shown yet that the text is that without drafts."""
     coupled_acceptance: bool = False
-    """Whether a token is drawn by its request's seed, its position and its logits alone, so that a
+    """A token is drawn by its request's seed, its position and its logits alone, so that a
     seed's sample is the same with any drafts, slot and batch. For Model Runner V2."""
     objective: Literal["tokens", "last"] = "tokens"
-    """What drafts are chosen for, as in `DraftConfig`. For Model Runner V1."""
+    """The aim of drafts, as in `DraftConfig`. For Model Runner V1."""
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> Settings:
@@ -46,7 +46,7 @@ class Settings(MemorySettings):
 
     @classmethod
     def checked(cls, given: Any) -> Any:
-        """Options of which all is right that can be told before vLLM starts; themselves.
+        """The options themselves, after the checks that can be made before vLLM starts.
 
         Raises:
             InvalidValueError: One is unknown or has a bad value, or the key of the memory is not in
@@ -100,8 +100,8 @@ class Settings(MemorySettings):
                 "split the model with tensor_parallel_size instead",
                 stages,
             ),
-            # Whether vLLM restores a layer's state after a rejected draft token depends on its
-            # version, the kind of layer and the device.
+            # vLLM restores a layer's state after a rejected draft token, or not: that depends on
+            # its version, the kind of layer and the device.
             (
                 model.is_attention_free
                 or (model.is_hybrid and not (v2 and on_gpu and self.unproven_recurrent)),

@@ -70,7 +70,7 @@ class FastdraftProposer(VllmRequests[_Text]):
         config = DraftConfig(lookahead=self._lookahead, objective=settings.objective)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
-        # Where each rank schedules for itself, all must draft the same, and their clocks differ.
+        # If each rank schedules for itself, all must draft the same, and their clocks differ.
         backend = vllm_config.parallel_config.distributed_executor_backend
         together = backend == "external_launcher"
         self._drafts = together or is_first_rank()
@@ -89,7 +89,7 @@ class FastdraftProposer(VllmRequests[_Text]):
                 line_seconds=seconds_of_a_line(device_type, vocabulary),
             )
         self._runner: v1.GPUModelRunner | None = None
-        # Of the last forward, by request id: its draft tokens.
+        # The draft tokens of the last forward, by request id.
         self._verified: Mapping[str, Sequence[int]] = {}
         self._ended_at = 0.0
 
@@ -136,7 +136,7 @@ class FastdraftProposer(VllmRequests[_Text]):
 
     @property
     def _asks(self) -> bool:
-        """Whether a request of the batch asks for log-probabilities."""
+        """True if a request of the batch asks for log-probabilities."""
         assert self._runner is not None
         return bool(self._runner.input_batch.num_logprobs)
 
@@ -265,7 +265,7 @@ class FastdraftProposer(VllmRequests[_Text]):
             and self._times is not None
             and self._times.is_better_even(len(live) + len(batch.token_ids))
         ):
-            # What stands behind a draft's end is verified for nothing, and the step is faster.
+            # Tokens behind a draft's end are verified for nothing, and the step is faster.
             chosen = [draft + [0] * (self._lookahead - len(draft)) for draft in chosen]
         for (text, row), draft in zip(live, chosen, strict=True):
             text.scheduled += len(draft)

@@ -24,7 +24,7 @@ def mend_sampling() -> None:
 
     rejection_sampler, topk_topp_sampler = v1.samplers()
     values, ends = torch.tensor([0.625, 0.0]), torch.tensor([1, 3], dtype=torch.int32)
-    # Memory that was not written can hold the right values by chance once.
+    # Memory that was not written can hold the right values by accident once.
     for _ in range(2):
         values[0] /= 2
         found = rejection_sampler.expand_batch_to_tokens(values, ends, 3, 0, 1)

@@ -1,4 +1,4 @@
-"""What vLLM's steps cost, measured: decoding rows, drafts and prompts share a forward.
+"""The measured cost of vLLM's steps: decoding rows, drafts and prompts share a forward.
 
 vLLM captures CUDA graphs of some sizes, and pads a forward to the next one. It runs as one graph
 only where each row has 1 + num_speculative_tokens tokens; other steps are launched piece by piece.
@@ -25,14 +25,14 @@ __all__ = ["StepTimes", "seconds_of_a_line"]
 # A step's prompt tokens are averaged over recent steps; the latest one has this weight.
 _PROMPT_RATE = 1 / 8
 
-# So many are measured at once: 120 MB for a vocabulary of 152,000.
+# Lines measured at once: 120 MB for a vocabulary of 152,000.
 _LINES = 64
 
 _NONE: NDArray[np.float64] = np.zeros(0)
 
 
 def seconds_of_a_line(device_type: str, vocabulary: int) -> float:
-    """What the log-probabilities at a line of logits take there: measured, in 0.1 s or less."""
+    """The time of log-probabilities at a line of logits there: measured, in 0.1 s or less."""
     import torch
 
     def seconds(lines: int) -> float:
@@ -75,7 +75,7 @@ class StepTimes:
         self._is_stairs = bool(sizes)
         # Larger steps run in no graph.
         self._largest_even = max(sizes, default=0) if even_graphs else 0
-        # Of the next step: its seconds by tokens, and with the longest draft in every row.
+        # The seconds of the next step, by tokens, and with the longest draft in every row.
         self._seconds = _NONE
         self._even = math.inf
         # The tokens by row of each forward since the last step. A step with more than one forward
@@ -84,7 +84,7 @@ class StepTimes:
         self._prompt_tokens = 0.0  # of a step, lately
 
     def add_forward(self, tokens: Mapping[str, int]) -> None:
-        """A forward begins, over so many tokens by row."""
+        """A forward begins, over `tokens` of each row."""
         self._forwards.append(tokens)
 
     def observe(
@@ -105,7 +105,7 @@ class StepTimes:
             longest: The tokens of a row with the longest draft.
             lines: At how many lines log-probabilities were taken.
         """
-        # What is priced by itself, or nearly all of it if it took less than that this time.
+        # Without what is priced by itself, or without most of it if this step took less than that.
         seconds = max(seconds - self._line_seconds * lines, 0.1 * seconds)
         forwards = [*self._forwards]
         self._forwards.clear()
@@ -173,7 +173,7 @@ class StepTimes:
         return int(np.argmax((drafted + accepted) / seconds))
 
     def is_better_even(self, tokens: int) -> bool:
-        """Whether the step is faster if each row gets the longest draft than with `tokens` in all.
+        """True if the longest draft in each row makes a faster step than `tokens` in all do.
 
         To be asked after `curve`.
         """

@@ -17,9 +17,9 @@ from fastdraft.kernels.operands import width_beside_head
 __all__ = ["BINS", "HeadRecord"]
 
 BINS: Final = 8
-"""Bins of the chance of a looked-up token."""
+"""Bins of the probability of a looked-up token."""
 
-# After so many drafts what was counted is worth half.
+# After as many drafts a count is worth half.
 _HALF_LIFE: Final = 512.0
 # A guess about a difference, made before any was seen, counts as this many.
 _GUESSED: Final = 4.0
@@ -36,22 +36,22 @@ class HeadRecord:
         width: The values that `align` writes for a row between its counts and its last tokens.
     """
 
-    def __init__(self, lookahead: int, places: int) -> None:
+    def __init__(self, lookahead: int, slots: int) -> None:
         self._lookahead = lookahead
         self._acceptance = DepthAcceptance(lookahead, half_life=_HALF_LIFE)
-        # By bin, of the places where the drafts first differ: their number, and those where the
+        # By bin, of the positions where the drafts first differ: their number, and those where the
         # lookup was right, and the head.
         self._differed: NDArray[np.float64] = np.zeros(BINS)
         self._first: NDArray[np.float64] = np.zeros((2, BINS))
-        # By place, of the step under way: whose text it follows, its length, a bin and two drafts.
-        self._numbers: Rows = np.zeros(places, dtype=np.int64)
-        self._lengths: Rows = np.zeros(places, dtype=np.int64)
+        # By slot, of the step under way: whose text it follows, its length, a bin and two drafts.
+        self._numbers: Rows = np.zeros(slots, dtype=np.int64)
+        self._lengths: Rows = np.zeros(slots, dtype=np.int64)
         self.width = width_beside_head(lookahead)
-        self._drafts: NDArray[np.int32] = np.zeros((places, self.width), dtype=np.int32)
+        self._drafts: NDArray[np.int32] = np.zeros((slots, self.width), dtype=np.int32)
 
     def observe(
         self,
-        places: Rows,
+        slots: Rows,
         numbers: Rows,
         emitted: Rows,
         lengths: Rows,
@@ -62,35 +62,35 @@ class HeadRecord:
         """Learns from what a step emitted, and keeps its drafts until the next one.
 
         Args:
-            places, numbers: (rows,), where the requests are, and their numbers.
+            slots, numbers: (rows,), where the requests are, and their numbers.
             emitted, lengths: (rows,), the tokens that each emitted, and that its text has then.
             verified: (rows,), how many draft tokens of each the step verified.
             drafts: (rows, width), what `align` has drafted since.
             tails: (rows, n), the last tokens of the texts.
         """
-        known = (self._numbers[places] == numbers) & (self._lengths[places] == lengths - emitted)
-        self._learn(self._drafts[places][known], emitted[known], verified[known], tails[known])
-        self._numbers[places], self._lengths[places] = numbers, lengths
-        self._drafts[places] = drafts
+        known = (self._numbers[slots] == numbers) & (self._lengths[slots] == lengths - emitted)
+        self._learn(self._drafts[slots][known], emitted[known], verified[known], tails[known])
+        self._numbers[slots], self._lengths[slots] = numbers, lengths
+        self._drafts[slots] = drafts
 
     def _learn(
         self, drafts: NDArray[np.int32], emitted: Rows, verified: Rows, tails: NDArray[np.int32]
     ) -> None:
         rows, lookahead = len(drafts), self._lookahead
         bins, head, lookup = np.split(drafts, [1, 1 + lookahead], axis=1)
-        slot, width = np.arange(lookahead), tails.shape[1]
+        depth, width = np.arange(lookahead), tails.shape[1]
         observed = np.take_along_axis(
-            tails, np.minimum(width - emitted[:, None] + slot, width - 1), axis=1
+            tails, np.minimum(width - emitted[:, None] + depth, width - 1), axis=1
         )
         judged = np.minimum(emitted, verified)
-        right = np.cumprod((slot < judged[:, None]) & (head == observed), axis=1).sum(axis=1)
+        right = np.cumprod((depth < judged[:, None]) & (head == observed), axis=1).sum(axis=1)
         self._acceptance.observe(right, judged)
-        reached = slot < np.minimum(right + 1, judged)[:, None]
+        reached = depth < np.minimum(right + 1, judged)[:, None]
         # The head's tokens before the first difference are those of the lookup too.
         differ = np.flatnonzero(bins[:, 0] >= 0)
         at = ((lookup != head) & (lookup >= 0))[differ].argmax(axis=1)
-        told = reached[differ, at]
-        differ, at = differ[told], at[told]
+        known = reached[differ, at]
+        differ, at = differ[known], at[known]
         here = bins[differ, 0]
         decay = 0.5 ** (rows / _HALF_LIFE)
         self._differed = decay * self._differed + np.bincount(here, minlength=BINS)
@@ -101,8 +101,8 @@ class HeadRecord:
     def table(self) -> NDArray[np.float32]:
         """`Head.acceptance` and `Head.first`, one after the other: (lookahead + 2 * BINS,)."""
         acceptance = self._acceptance.probabilities()
-        # Of two that know nothing of each other not both are right where they differ.
-        told, head = (np.arange(BINS) + 0.5) / BINS, acceptance[0]
-        guessed = np.stack([told * (1 - head), head * (1 - told)]) / (1 - told * head)
+        # Two independent drafts are never both right where they differ.
+        lookup, head = (np.arange(BINS) + 0.5) / BINS, acceptance[0]
+        guessed = np.stack([lookup * (1 - head), head * (1 - lookup)]) / (1 - lookup * head)
         first = (self._first + _GUESSED * guessed) / (self._differed + _GUESSED)
         return np.concatenate([acceptance, *first]).astype(np.float32)

@@ -51,7 +51,7 @@ def couple(runner: v2.GPUModelRunner) -> None:
 
 
 class _Draws:
-    """What stands for the draws of one runner's two samplers.
+    """Replaces the draws of one runner's two samplers.
 
     Shapes: n rows of requests, `lines` lines of logits, one for each row and draft token.
     """

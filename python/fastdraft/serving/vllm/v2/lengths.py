@@ -30,7 +30,7 @@ _logger = logging.getLogger(__name__)
 
 # After as many drafts an outcome counts half.
 _HALF_LIFE: Final = 256.0
-# A length has to be better than none by so much: estimates of what looks best are too high.
+# The gain that a length needs over none: estimates of what looks best are too high.
 _MARGIN: Final = 1.02
 # While nothing is drafted nothing is learned: after how many steps one with the shortest drafts is
 # taken, at first and at most.
@@ -92,7 +92,7 @@ class DraftLengths:
         self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
 
     def forget(self, part: float) -> None:
-        """Forgets a part, 0 to 1, of what drafts had accepted: so many of the rows are new.
+        """Forgets a part, 0 to 1, of what drafts had accepted: the part of the rows that is new.
 
         What other requests accepted says little of them. One may have a prediction, say.
         """
@@ -182,12 +182,12 @@ def follow_batches(scheduler: v2.Scheduler) -> None:
 
 
 class _Followed:
-    """In the place of a scheduler's list of lengths by the number of rows; learns from steps."""
+    """Replaces a scheduler's list of lengths by the number of rows; learns from steps."""
 
     def __init__(self, lengths: DraftLengths, scheduler: v2.Scheduler) -> None:
         self._lengths = lengths
         self._scheduler = scheduler
-        # Of the last step: when its output came, and whose it was.
+        # The time of the last step's output, and its requests.
         self._ended_at = 0.0
         self._requests: frozenset[str] = frozenset()
 

@@ -29,7 +29,7 @@ class LateRequests(VllmRequests[VllmText]):
 
     Args:
         vllm_config, settings: See `VllmRequests`.
-        places: The most requests at once.
+        slots: The most requests at once.
         nodes: The most nodes of a tree of continuations.
         depth: How far they reach, in tokens.
         head: What is learned of a head beside it; None without one.
@@ -40,7 +40,7 @@ class LateRequests(VllmRequests[VllmText]):
         vllm_config: VllmConfig,
         settings: Settings,
         *,
-        places: int,
+        slots: int,
         nodes: int,
         depth: int,
         head: HeadRecord | None = None,
@@ -48,11 +48,11 @@ class LateRequests(VllmRequests[VllmText]):
         config = DraftConfig(lookahead=depth, tree_budget=nodes)
         super().__init__(vllm_config, settings, config, drafts=True, in_step=True)
         self._head = head
-        # By place, of the step under way: the tokens of its draft, and whose it is.
-        self._drafted = np.zeros(places, dtype=np.int64)
-        self._drafting = np.zeros(places, dtype=np.int64)
+        # By slot, of the step under way: the tokens of its draft, and whose it is.
+        self._drafted = np.zeros(slots, dtype=np.int64)
+        self._drafting = np.zeros(slots, dtype=np.int64)
         # And the tokens at which its text ends, if a stop token has come.
-        self._stopped_at = np.zeros(places, dtype=np.int64)
+        self._stopped_at = np.zeros(slots, dtype=np.int64)
         # The slots whose continuations have changed since `changed` was called.
         self._changed: list[NDArray[np.int64]] = []
 
@@ -95,19 +95,19 @@ class LateRequests(VllmRequests[VllmText]):
     def read(
         self,
         copy: EndsCopy,
-        places: NDArray[np.int64],
+        slots: NDArray[np.int64],
         numbers: NDArray[np.int64],
         longest: NDArray[np.int64],
         stops: NDArray[np.object_],
     ) -> Report:
-        """What a step emitted, when it is on the host. Waits for the device.
+        """The tokens that a step emitted, on the host. Waits for the device.
 
         Each row repeats its last tokens as far back as the copy reaches, so that a step that was
         lost before it is made good.
 
         Args:
             copy: The ends of the texts; given back.
-            places, numbers: (rows,), where they are, and the background drafter's numbers.
+            slots, numbers: (rows,), where they are, and the background drafter's numbers.
             longest: (rows,), the tokens at which the texts end. vLLM cuts off what the step has
                 emitted beyond them, and so does this.
             stops: (rows,), the tokens, as a frozenset, behind which vLLM ends each text.
@@ -121,29 +121,29 @@ class LateRequests(VllmRequests[VllmText]):
             beside = 0 if self._head is None else self._head.width
             drafts, last = np.split(ends[:, 3:], [beside], axis=1)
             if self._head is not None:
-                self._head.observe(places, numbers, emitted, lengths, verified, drafts, last)
-            stopped = self._stop(places, numbers, stops, emitted, lengths, last)
+                self._head.observe(slots, numbers, emitted, lengths, verified, drafts, last)
+            stopped = self._stop(slots, numbers, stops, emitted, lengths, last)
             longest = np.minimum(longest, stopped)
             over = np.maximum(lengths - longest, 0)
             lengths -= over
             reach = last.shape[1] - over
             sizes = np.where(emitted > over, np.maximum(np.minimum(lengths, reach), 0), 0)
-            slots, ends_at = np.arange(last.shape[1]), reach[:, None]
-            tails = last[(slots < ends_at) & (slots >= ends_at - sizes[:, None])]
+            columns, ends_at = np.arange(last.shape[1]), reach[:, None]
+            tails = last[(columns < ends_at) & (columns >= ends_at - sizes[:, None])]
             # One token follows a draft, and must have room too.
             drafted = np.minimum(drafted, np.maximum(longest - lengths - 1, 0))
-            before = np.where(self._drafting[places] == numbers, self._drafted[places], 0)
+            before = np.where(self._drafting[slots] == numbers, self._drafted[slots], 0)
             before = np.minimum(before, verified)
-            self._drafted[places], self._drafting[places] = drafted, numbers
+            self._drafted[slots], self._drafting[slots] = drafted, numbers
         finally:
             copy.free()
         self._steps += 1
         offsets = np.concatenate([[0], np.cumsum(sizes)])
-        return Report(places, numbers, lengths - sizes, tails, offsets, before)
+        return Report(slots, numbers, lengths - sizes, tails, offsets, before)
 
     def _stop(
         self,
-        places: NDArray[np.int64],
+        slots: NDArray[np.int64],
         numbers: NDArray[np.int64],
         stops: NDArray[np.object_],
         emitted: NDArray[np.int64],
@@ -152,7 +152,7 @@ class LateRequests(VllmRequests[VllmText]):
     ) -> NDArray[np.int64]:
         """The tokens at which texts end by a stop token, in this step or an earlier one.
 
-        The device goes on behind it: to the end of its draft, and until vLLM has told it.
+        The device goes on behind it: to the end of its draft, and until vLLM ends the request.
         """
         width = last.shape[1]
         is_stop = np.zeros(last.shape, dtype=bool)
@@ -160,9 +160,9 @@ class LateRequests(VllmRequests[VllmText]):
             rows = np.array([other == each for other in stops])
             is_stop[rows] = np.isin(last[rows], [*each])
         is_stop &= np.arange(width) >= width - emitted[:, None]
-        known = np.where(self._drafting[places] == numbers, self._stopped_at[places], UNLIMITED)
+        known = np.where(self._drafting[slots] == numbers, self._stopped_at[slots], UNLIMITED)
         found = np.where(is_stop.any(1), lengths - width + 1 + is_stop.argmax(1), UNLIMITED)
-        self._stopped_at[places] = ends = np.minimum(known, found)
+        self._stopped_at[slots] = ends = np.minimum(known, found)
         return ends
 
     def publish(self) -> None:

@@ -38,21 +38,22 @@ __all__ = ["FastdraftSpeculator"]
 
 # Nodes of a tree of continuations: more gain nothing.
 _NODES: Final = 128
-# A copy heals the loss of so many steps before it.
+# A copy makes good the loss of as many steps before it.
 _STEPS_BACK: Final = 4
 
 _logger = logging.getLogger(__name__)
 
 
 class FastdraftSpeculator:
-    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu` or beside a draft head
+    """Drafts for one V2 model runner, instead of vLLM's `ngram_gpu` or beside a draft head
     of vLLM's: see `method`.
 
     vLLM's class of speculators is mixed in where vLLM is at hand: see `plugin`.
 
     Attributes:
-        draft_token_confidence_probs: (max_num_seqs, num_speculative_tokens) float32, the chance of
-            each draft token if those before it are right, for vLLM's adaptive verification.
+        draft_token_confidence_probs: (max_num_seqs, num_speculative_tokens) float32, the
+            probability of each draft token if those before it are right, for vLLM's adaptive
+            verification.
         late: The requests of the engine's thread; None where another rank drafts.
         drafter: The thread; None where another rank drafts.
     """
@@ -71,13 +72,13 @@ class FastdraftSpeculator:
         device = torch.device(device)
         speculative: v2.SpeculativeConfig = vllm_config.speculative_config
         self._lookahead = lookahead = int(speculative.num_speculative_tokens)
-        places = int(vllm_config.scheduler_config.max_num_seqs)
+        slots = int(vllm_config.scheduler_config.max_num_seqs)
         self._states = req_states
         self._is_coupled = settings.coupled_acceptance
-        self._head = HeadRecord(lookahead, places) if has_head(vllm_config) else None
+        self._head = HeadRecord(lookahead, slots) if has_head(vllm_config) else None
         self._aligner = Aligner(
             device,
-            max_rows=places,
+            max_rows=slots,
             lookahead=lookahead,
             vocabulary=int(vllm_config.model_config.get_vocab_size()),
             tail=_STEPS_BACK * (lookahead + 1),
@@ -86,13 +87,13 @@ class FastdraftSpeculator:
         self.draft_token_confidence_probs = self._aligner.output.probabilities
         self.enable_adaptive_verification = False  # before vLLM has decided
         self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
-        self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
+        self._columns = torch.zeros(2, slots, dtype=torch.int32, device=device)
         # On the host; row 0: numbers of requests, row 1: their longest drafts.
-        self._column_values = np.zeros((2, places), dtype=np.int32)
-        # By place: the tokens at which the text ends. The device goes on to the end of its draft.
-        self._longest = np.full(places, UNLIMITED, dtype=np.int64)
+        self._column_values = np.zeros((2, slots), dtype=np.int32)
+        # By slot: the tokens at which the text ends. The device goes on to the end of its draft.
+        self._longest = np.full(slots, UNLIMITED, dtype=np.int64)
         # And the tokens that end it.
-        self._stops = np.full(places, frozenset(), dtype=np.object_)
+        self._stops = np.full(slots, frozenset(), dtype=np.object_)
         self._model_config = vllm_config.model_config
         # The drafter's number of each request id.
         self._numbers: dict[str, int] = {}
@@ -102,15 +103,15 @@ class FastdraftSpeculator:
         self.drafter: BackgroundDrafter | None = None
         if is_first_rank():
             more = 0 if self._head is None else lookahead + 2 * BINS
-            self._trees = TreeBuffers(device, places, _NODES, more)
-            self._bounds = torch.zeros(places + 1, dtype=torch.int32, device=device)
-            self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
-            # What two steps may emit, and the draft after them.
+            self._trees = TreeBuffers(device, slots, _NODES, more)
+            self._bounds = torch.zeros(slots + 1, dtype=torch.int32, device=device)
+            self._ends = Ends(device, slots, self._aligner.output.ends.shape[1])
+            # The most that two steps emit, and the draft after them.
             depth = 3 * (lookahead + 1)
             self.late = LateRequests(
                 vllm_config,
                 settings,
-                places=places,
+                slots=slots,
                 nodes=_NODES,
                 depth=depth,
                 head=self._head,
@@ -227,7 +228,7 @@ class FastdraftSpeculator:
         Where a draft is shorter, the text's last token follows, as in vLLM's `ngram_gpu`.
 
         Args:
-            input_batch: The rows: `num_reqs`, `idx_mapping` from rows to places, on the device and
+            input_batch: The rows: `num_reqs`, `idx_mapping` from rows to slots, on the device and
                 as an array, and in `cu_num_logits` where the logits of each begin.
             num_sampled: integer (rows,), the tokens that each row has just emitted.
             dummy_run: Whether there are no requests.
@@ -244,7 +245,7 @@ class FastdraftSpeculator:
         if self.late is not None:
             self._guard(self._propose, input_batch, num_sampled, head_ids)
         if self._ranks > 1:
-            # What has arrived differs between ranks, and all have to verify the same drafts.
+            # Drafts arrive at different times in the ranks, and all have to verify the same ones.
             self._share(drafts)
             if self.enable_adaptive_verification:  # nobody else reads them
                 self._share(output.probabilities[:rows])
@@ -263,7 +264,7 @@ class FastdraftSpeculator:
                 "by the head's probabilities, which looked-up ones have not; got 'probabilistic'"
             )
         propose = speculator.propose
-        # Where vLLM asks for the head's. `HeadRecord` knows how often a head is right too.
+        # vLLM asks here for the head's. `HeadRecord` knows how often a head is right too.
         speculator.draft_token_confidence_probs = self.draft_token_confidence_probs
 
         @functools.wraps(propose)
@@ -295,9 +296,9 @@ class FastdraftSpeculator:
         copy = self._ends.send(aligned.ends, bounds)
         if copy is not None:
             assert self.late is not None and self.drafter is not None
-            places = input_batch.idx_mapping_np[:rows].astype(np.int64)
-            numbers = self._column_values[0, places].astype(np.int64)
-            of_rows = (places, numbers, self._longest[places], self._stops[places])
+            slots = input_batch.idx_mapping_np[:rows].astype(np.int64)
+            numbers = self._column_values[0, slots].astype(np.int64)
+            of_rows = (slots, numbers, self._longest[slots], self._stops[slots])
             self.drafter.expect(functools.partial(self.late.read, copy, *of_rows))
 
     def _send(self) -> None:
@@ -309,24 +310,24 @@ class FastdraftSpeculator:
         self.late.publish()
 
     def _enter(self, requests: Iterable[v2.NewRequestData]) -> None:
-        """Requests have got places."""
+        """Takes up requests that have got slots."""
         for request in requests:
-            place = self._states.req_id_to_index[request.req_id]
-            self._column_values[:, place] = 0
+            slot = self._states.req_id_to_index[request.req_id]
+            self._column_values[:, slot] = 0
             known = _known(request)
             if known is not None:
-                self._longest[place] = known.longest(self._model_config.max_model_len)
-                self._stops[place] = known.stops
-                self._column_values[0, place] = self._begin(request, known, place)
-                self._column_values[1, place] = min(_longest_draft(known), self._lookahead)
+                self._longest[slot] = known.longest(self._model_config.max_model_len)
+                self._stops[slot] = known.stops
+                self._column_values[0, slot] = self._begin(request, known, slot)
+                self._column_values[1, slot] = min(_longest_draft(known), self._lookahead)
         self._send_columns()
 
-    def _begin(self, request: v2.NewRequestData, known: Request, place: int) -> int:
+    def _begin(self, request: v2.NewRequestData, known: Request, slot: int) -> int:
         """Tells the drafter of a request that is new, or was preempted; gives its number."""
         assert self.drafter is not None
         self.drafter.cancel(self._numbers.get(request.req_id, 0))
         text, size = request.prefill_token_ids, known.prompt_size
-        number = self.drafter.add(place, text, prompt_size=size, request=known, length=len(text))
+        number = self.drafter.add(slot, text, prompt_size=size, request=known, length=len(text))
         self._numbers[request.req_id] = number
         return number
 
@@ -356,7 +357,7 @@ class FastdraftSpeculator:
 
 
 def _known(request: v2.NewRequestData) -> Request | None:
-    """What is known of a `NewRequestData`; None where nothing is to be looked up for it."""
+    """The request of a `NewRequestData`; None if nothing is to be looked up for it."""
     return None if request.req_id.startswith(v2.WARM_UP) else Request.of(request)
 
 

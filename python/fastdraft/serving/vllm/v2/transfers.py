@@ -1,4 +1,4 @@
-"""What passes between the device and the background drafter's thread: nobody else waits.
+"""Copies between the device and the background drafter's thread: nobody else waits.
 
 Two ways: the ends of the texts come from the device, and trees go there. On a CUDA device both are
 copied on streams of their own, from and to pinned memory. On a CPU streams and events do nothing.
@@ -95,7 +95,7 @@ class TreeBuffers:
 
     Args:
         device: Where they go.
-        places, nodes: The most requests, and nodes of a tree.
+        slots, nodes: The most requests, and nodes of a tree.
         more: How many float32 values go there beside them.
 
     Attributes:
@@ -104,39 +104,39 @@ class TreeBuffers:
         more: (more,) float32, the values beside them.
     """
 
-    def __init__(self, device: torch.device, places: int, nodes: int, more: int = 0) -> None:
+    def __init__(self, device: torch.device, slots: int, nodes: int, more: int = 0) -> None:
         pinned: dict[str, Any] = {"dtype": torch.int32, "pin_memory": device.type == "cuda"}
-        host = _Buffer(torch.zeros(3 * places * (1 + nodes) + more, **pinned), places, nodes)
+        host = _Buffer(torch.zeros(3 * slots * (1 + nodes) + more, **pinned), slots, nodes)
         *fields, self.numbers = (field.numpy() for field in host.trees)
         self.continuations = Continuations(*fields)
         self.more: NDArray[np.float32] = host.more.numpy()
         self._host = host
         self._buffers = [
-            _Buffer(torch.zeros_like(host.flat, device=device), places, nodes) for _ in range(3)
+            _Buffer(torch.zeros_like(host.flat, device=device), slots, nodes) for _ in range(3)
         ]
-        # By buffer: the places of which it has other nodes than the host.
-        self._stale = np.zeros((3, places), dtype=bool)
-        self._staged = torch.empty(places * (1 + 3 * nodes), **pinned)
+        # By buffer: the slots of which it has other nodes than the host.
+        self._stale = np.zeros((3, slots), dtype=bool)
+        self._staged = torch.empty(slots * (1 + 3 * nodes), **pinned)
         self._newest = self._in_use = 0
         self._streams: Any = torch.get_device_module(device)
         self._stream = self._streams.Stream(device)
         self._arrived = _event(device)
         self._used = [_event(device) for _ in range(3)]
 
-    def publish(self, places: NDArray[np.int64]) -> int:
+    def publish(self, slots: NDArray[np.int64]) -> int:
         """Copies to the device what has changed, and makes it the newest. Waits for the copies.
 
         Args:
-            places: Those whose nodes have changed since the last call.
+            slots: Those whose nodes have changed since the last call.
 
         Returns:
             The bytes that were copied.
         """
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
-        self._stale[:, places] = True
+        self._stale[:, slots] = True
         changed = np.flatnonzero(self._stale[free])
         host, n = self._host, len(changed)
-        # Their places, and their nodes behind.
+        # Their slots, and their nodes behind.
         staged = self._staged[: n * (1 + 3 * host.nodes.shape[2])]
         staged[:n].numpy()[:] = changed
         values = host.nodes.numpy()[:, changed]
@@ -160,7 +160,7 @@ class TreeBuffers:
         """
         while True:
             self._in_use = newest = self._newest
-            # If newer ones came in between, the buffer may be written already.
+            # If newer ones arrived in between, the buffer may be written already.
             if newest == self._newest:
                 return self._buffers[newest].trees, self._buffers[newest].more
 
@@ -176,22 +176,22 @@ def _event(device: torch.device) -> Any:
 
 
 class _Buffer:
-    """Trees in one piece of memory, what is one value a place at first.
+    """Trees in one piece of memory, values of which a slot has one at first.
 
     Attributes:
         flat: int32, all of it.
-        head: What is copied each time: the trees' values by place, and `more`.
-        nodes: (3, places, nodes), a node's token, parent and probability.
+        head: What is copied each time: the trees' values by slot, and `more`.
+        nodes: (3, slots, nodes), a node's token, parent and probability.
         more: float32, what goes with the trees.
         trees: All but `more`.
     """
 
-    def __init__(self, flat: Tensor, places: int, nodes: int) -> None:
+    def __init__(self, flat: Tensor, slots: int, nodes: int) -> None:
         self.flat = flat
-        end = len(flat) - 3 * places * nodes
+        end = len(flat) - 3 * slots * nodes
         self.head = flat[:end]
-        self.more = flat[3 * places : end].view(torch.float32)
-        self.nodes = flat[end:].view(3, places, nodes)
-        bases, counts, requests = flat[: 3 * places].view(3, places)
-        ids, parents, chances = self.nodes
-        self.trees = Trees(bases, counts, ids, parents, chances.view(torch.float32), requests)
+        self.more = flat[3 * slots : end].view(torch.float32)
+        self.nodes = flat[end:].view(3, slots, nodes)
+        bases, counts, requests = flat[: 3 * slots].view(3, slots)
+        ids, parents, values = self.nodes
+        self.trees = Trees(bases, counts, ids, parents, values.view(torch.float32), requests)

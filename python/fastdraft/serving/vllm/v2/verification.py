@@ -2,7 +2,7 @@
 
 vLLM's V2 runner can verify only those draft tokens of a batch that are likeliest to be accepted.
 The device chooses which ones, by the drafts at hand. The host chooses how many, by the drafts of
-the step before, as it never waits. So many rows gain more than one row alone.
+the step before, as it never waits: with many rows that costs less than with one.
 
 vLLM offers it for DSpark. Three things differ for lookups:
 
@@ -37,7 +37,7 @@ _refusals: Final[WeakKeyDictionary[Any, str]] = WeakKeyDictionary()
 
 
 def is_adaptive(config: VllmConfig) -> bool:
-    """Whether rows differ in the length of their drafts, by a `VllmConfig` of this process."""
+    """True if rows differ in the length of their drafts, by a `VllmConfig` of this process."""
     return bool(getattr(config.speculative_config, "enable_adaptive_verification", False))
 
 
