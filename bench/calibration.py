@@ -72,7 +72,8 @@ class Learned(NamedTuple):
 
 
 def twentieth(probabilities: np.ndarray) -> np.ndarray:
-    return np.minimum((probabilities * TWENTIETHS).astype(int), TWENTIETHS - 1)
+    found: np.ndarray = np.minimum((probabilities * TWENTIETHS).astype(int), TWENTIETHS - 1)
+    return found
 
 
 def run(job: Job, records: list[Record]) -> Learned:

@@ -349,7 +349,7 @@ class FastdraftSpeculator:
         first_rank_group().broadcast(values, src=0)
 
     def _guard(self, call: Callable[..., None], *args: Any) -> None:
-        """Calls; what it raises costs drafts alone."""
+        """Calls; an exception only loses drafts."""
         try:
             call(*args)
         except Exception:

@@ -117,6 +117,8 @@ class TreeBuffers:
         # By buffer: the slots of which it has other nodes than the host.
         self._stale = np.zeros((3, slots), dtype=bool)
         self._staged = torch.empty(slots * (1 + 3 * nodes), **pinned)
+        # Made once: to make an array of a tensor counts as a wait.
+        self._staged_values, self._node_values = self._staged.numpy(), host.nodes.numpy()
         self._newest = self._in_use = 0
         self._streams: Any = torch.get_device_module(device)
         self._stream = self._streams.Stream(device)
@@ -137,10 +139,10 @@ class TreeBuffers:
         changed = np.flatnonzero(self._stale[free])
         host, n = self._host, len(changed)
         # Their slots, and their nodes behind.
-        staged = self._staged[: n * (1 + 3 * host.nodes.shape[2])]
-        staged[:n].numpy()[:] = changed
-        values = host.nodes.numpy()[:, changed]
-        staged[n:].numpy()[:] = values.ravel()
+        values = self._node_values[:, changed]
+        self._staged_values[:n] = changed
+        self._staged_values[n : n + values.size] = values.ravel()
+        staged = self._staged[: n + values.size]
         self._used[free].wait(self._stream)
         with self._streams.stream(self._stream):
             buffer = self._buffers[free]
