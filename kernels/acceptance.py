@@ -1,4 +1,4 @@
-"""What the target's tokens make of a draft: the accepted tokens, then the target's own.
+"""Acceptance of a draft by the target's tokens: the accepted ones, then the target's own.
 
 The walk through a draft begins at the text's last token. The target's token in the row of where it
 stands is emitted; the first child that is this token is where it stands next, and without one it
@@ -36,7 +36,7 @@ class Chosen(NamedTuple):
     logprobs: float32 (rows,), the log-probability of the token under the distribution that it was
         chosen from, for an argmax the softmax at temperature 1; NaN where the row has no softmax.
         None unless asked for.
-    raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
+    raw_logprobs: the same under the softmax of the unchanged logits, with all tokens allowed.
     """
 
     tokens: Tensor
@@ -56,7 +56,7 @@ def join(parts: list[Chosen]) -> Chosen:
 
 
 def emit(chosen: Chosen, batch: Batch) -> Verified:
-    """What is emitted where the target chose these tokens, one for each row of the batch.
+    """The emitted tokens if the target chose these, one for each row of the batch.
 
     Reads the tokens back from a device.
     """
@@ -131,33 +131,35 @@ def _placed(numbers: list[Any], device: torch.device) -> Tensor:
 
 
 @jit
-def accept(place, batch, logits, scratch, output, C):
-    """Writes what a request emits; place: that of any of its rows.
+def accept(location, batch, logits, scratch, output, C):
+    """Writes a request's emitted tokens; location: that of any of its rows.
 
     A child stands behind its parent, so the slots are looked through once, in blocks.
     """
-    size, max_draft = place.size, batch.max_draft
-    emitted = place.request.to(tl.int64) * (max_draft + 1)
-    path = output.path + (emitted - place.request)
+    size, max_draft = location.size, batch.max_draft
+    emitted = location.request.to(tl.int64) * (max_draft + 1)
+    path = output.path + (emitted - location.request)
     current = 0
     depth = 0
     # The result of the row that the walk has come to.
-    result = (place.first * 0).to(tl.int64)
+    result = (location.first * 0).to(tl.int64)
     nan = 0
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        results = scratch.row_results + place.first + slot
+        results = scratch.row_results + location.first + slot
         packed = tl.load(results, mask=slot <= size, other=0, cache_modifier=".cg")
         if block == 0:
             result = tl.max(tl.where(slot == 0, packed, 0))
-        at = grid.drafted_at(place, slot)
+        at = grid.drafted_at(location, slot)
         is_draft = (slot > 0) & (slot <= size) & (at >= 0) & (at < batch.drafted)
         guess = tl.load(batch.draft_ids + at, mask=is_draft, other=-1)
-        parent = tl.where(is_draft, grid.parent_slot(place, slot, batch), -1)
+        parent = tl.where(is_draft, grid.parent_slot(location, slot, batch), -1)
         child = _child(slot, parent, guess, current, result, size)
         while child <= size:
             nan = tl.maximum(nan, _is_nan(result))
-            _store_emitted(result, place.first + current, emitted + depth, logits, scratch, output)
+            _store_emitted(
+                result, location.first + current, emitted + depth, logits, scratch, output
+            )
             tl.store(path + depth, child - 1)
             depth += 1
             current = child
@@ -169,7 +171,7 @@ def accept(place, batch, logits, scratch, output, C):
     stopped = (key <= grid.EMPTY_KEY).to(tl.int32)
     length = depth + 1 - stopped
     if stopped == 0:
-        _store_emitted(result, place.first + current, emitted + depth, logits, scratch, output)
+        _store_emitted(result, location.first + current, emitted + depth, logits, scratch, output)
     for block in range(0, max_draft + 1, C.SLOTS):
         step = block + tl.arange(0, C.SLOTS)
         after = (step >= length) & (step <= max_draft)
@@ -181,8 +183,8 @@ def accept(place, batch, logits, scratch, output, C):
             tl.store(output.logprobs + emitted + step, nothing, mask=after)
         if output.raw_logprobs is not None:
             tl.store(output.raw_logprobs + emitted + step, nothing, mask=after)
-    tl.store(output.lengths + place.request, length)
-    tl.store(output.status + place.request, nan * _NAN + stopped * _EMPTY)
+    tl.store(output.lengths + location.request, length)
+    tl.store(output.status + location.request, nan * _NAN + stopped * _EMPTY)
 
 
 @jit

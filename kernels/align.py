@@ -14,15 +14,15 @@ that has tokens:
    match of T's last tokens wins, at least `shortest` of them, and of equal ones the latest, p. The
    draft is T[p + 1:length], repeated as often as needed.
 3. *Edit.* If all but the last token are there, that one is taken for a replacement of the token
-   that the tree has first in its place, and the draft goes on below that.
+   that the tree expects there, and the draft goes on below that.
 
-The chance of a token, where those before it are right, is in 1 and 3 that of its path as a part of
-its parent's, but of the first token in 3 `probabilities[0]`. In 2 it is `probabilities[m]` for the
-match's length m, and each token makes the match longer.
+The probability of a token, if those before it are right, is in 1 and 3 that of its path as a part
+of its parent's, but of the first token in 3 `probabilities[0]`. In 2 it is `probabilities[m]` for
+the match's length m, and each token makes the match longer.
 
 Beside the drafts of a *head*, a row takes the one of the two that more tokens are expected of, from
 where they first differ. There each is right as often as `head.first` says; behind it the draft's
-chances are as above, the head's are `head.acceptance`.
+probabilities are as above, the head's are `head.acceptance`.
 
 On a device there is one program a row. A tree is held in registers, and a node's child is found
 among all nodes at once. The own text is looked through only where the tree has nothing.
@@ -42,7 +42,7 @@ from fastdraft.kernels import config, language
 from fastdraft.kernels.language import jit, next_power_of_2, tl
 from fastdraft.kernels.operands import Aligned, Alignment, Scan, width_beside_head
 
-# Tokens, each with its chance if those before it are right.
+# Tokens, each with its probability if those before it are right.
 _Draft = list[tuple[int, float]]
 
 
@@ -61,24 +61,24 @@ def plain(batch: Alignment, output: Aligned) -> Aligned:
     texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
     token_ids, lengths, numbers, limits = (each.numpy(force=True) for each in texts)
     bases, counts, *nodes, tree_numbers = (each.numpy(force=True) for each in trees)
-    chances = scan.probabilities.tolist()
-    (places, longest), lookahead = token_ids.shape, output.token_ids.shape[1]
+    by_match = scan.probabilities.tolist()
+    (capacity, longest), lookahead = token_ids.shape, output.token_ids.shape[1]
     rows: list[tuple[list[int], list[float], int, list[int]]] = []
-    for row, (place, sampled) in enumerate(
+    for row, (entry, sampled) in enumerate(
         zip(idx_mapping.tolist(), num_sampled.tolist(), strict=True)
     ):
         text, draft = token_ids[0, :0], _Draft()
-        is_inside = 0 <= place < places
+        is_inside = 0 <= entry < capacity
         if is_inside:
-            text = token_ids[place, : max(min(int(lengths[place]), longest), 0)]
-            most = min(int(limits[place]), longest - len(text), lookahead)
+            text = token_ids[entry, : max(min(int(lengths[entry]), longest), 0)]
+            most = min(int(limits[entry]), longest - len(text), lookahead)
             if len(text) and sampled > 0 and most > 0:
-                count = max(int(counts[place]), 0) if tree_numbers[place] == numbers[place] else 0
-                tree = _Tree(int(bases[place]), *(each[place, :count].tolist() for each in nodes))
-                draft = _draft_of(text, tree, most, chances, scan)
+                count = max(int(counts[entry]), 0) if tree_numbers[entry] == numbers[entry] else 0
+                tree = _Tree(int(bases[entry]), *(each[entry, :count].tolist() for each in nodes))
+                draft = _draft_of(text, tree, most, by_match, scan)
         foreign = (at for at, (token, _) in enumerate(draft) if not 0 <= token < vocabulary)
         draft = draft[: next(foreign, len(draft))]
-        ids, probabilities = [token for token, _ in draft], [chance for _, chance in draft]
+        ids, probabilities = [token for token, _ in draft], [each for _, each in draft]
         after = padding
         if after is None:
             after = max(int(text[-1]), 0) if len(text) else 0
@@ -135,31 +135,31 @@ class _Tree:
         before = 1.0 if node < 0 else self.probabilities[node]
         while len(draft) < most and node in self.first:
             node = self.first[node]
-            chance = self.probabilities[node]
-            ratio = chance / before if before else 0.0
+            probability = self.probabilities[node]
+            ratio = probability / before if before else 0.0
             draft.append((self.token_ids[node], min(ratio, 1.0) if ratio > 0 else 0.0))
-            before = chance
+            before = probability
         return draft
 
 
 def _draft_of(
-    text: NDArray[np.int32], tree: _Tree, most: int, chances: list[float], scan: Scan
+    text: NDArray[np.int32], tree: _Tree, most: int, by_match: list[float], scan: Scan
 ) -> _Draft:
     """The draft of a text: from the tree, else from the text, else after an edit."""
     grown = len(text) - tree.base
     is_usable = bool(tree.first) and tree.base >= 0 and 0 <= grown <= scan.reach
-    came = text[tree.base :].tolist() if is_usable else []
-    if is_usable and (node := tree.walk(came)) is not None:
+    emitted = text[tree.base :].tolist() if is_usable else []
+    if is_usable and (node := tree.walk(emitted)) is not None:
         draft = tree.below(node, most)
         if draft:
             return draft
     match, after = _repetition(text, scan)
     if match:
         repeated = np.resize(text[after:], most).tolist()
-        return [(t, chances[min(match + i, len(chances) - 1)]) for i, t in enumerate(repeated)]
-    if came and (node := tree.walk(came[:-1])) is not None and node in tree.first:
+        return [(t, by_match[min(match + i, len(by_match) - 1)]) for i, t in enumerate(repeated)]
+    if emitted and (node := tree.walk(emitted[:-1])) is not None and node in tree.first:
         draft = tree.below(tree.first[node], most)
-        return [(t, chances[0] if i == 0 else chance) for i, (t, chance) in enumerate(draft)]
+        return [(t, by_match[0] if i == 0 else each) for i, (t, each) in enumerate(draft)]
     return []
 
 
@@ -180,15 +180,15 @@ def _repetition(text: NDArray[np.int32], scan: Scan) -> tuple[int, int]:
 def _compare(
     draft: _Draft, theirs: list[int], acceptance: list[float], first: Sequence[list[float]]
 ) -> tuple[bool, int]:
-    """Whether the head's draft is taken, and the bin of `Head.first`, -1 for none."""
+    """True if the head's draft is taken, and the bin of `Head.first`, -1 for none."""
     at = next((i for i, (token, _) in enumerate(draft) if token != theirs[i]), None)
     if at is None:
         return True, -1
     chosen = min(int(draft[at][1] * len(first[0])), len(first[0]) - 1)
-    behind = [chance for _, chance in draft[at + 1 :]], acceptance[at + 1 :]
+    behind = [each for _, each in draft[at + 1 :]], acceptance[at + 1 :]
     own, its = (
-        sum(math.prod([right[chosen], *chances[:size]]) for size in range(len(chances) + 1))
-        for right, chances in zip(first, behind, strict=True)
+        sum(math.prod([right[chosen], *rest[:size]]) for size in range(len(rest) + 1))
+        for right, rest in zip(first, behind, strict=True)
     )
     return own <= its, chosen
 
@@ -229,7 +229,7 @@ def _first_child(above, node, index, used, NODES: tl.constexpr):
 
 @jit
 def _walk(row, tree, ids, above, index, used, REACH: tl.constexpr, NODES: tl.constexpr):
-    """The node that what the text has grown by leads to, and the one expected in its place.
+    """The node to which the tokens since `base` lead, and the one expected instead of it.
 
     -1 is the root; NODES, which has no children, stands for none.
     """
@@ -261,7 +261,7 @@ def _own_text(
     lane = tl.arange(0, BLOCK)
     looked_at = tl.minimum(row.length - 1, WINDOW)
     for begin in range(0, looked_at, BLOCK):
-        # The place just before the last is 1 back.
+        # The position just before the last is 1 back.
         distance = lane + begin + 1
         end = row.token_ids + (row.length - 1 - distance)
         matches = distance <= looked_at
@@ -281,44 +281,44 @@ def _own_text(
 
 
 @jit
-def _expected(chances, there, at, slot):
+def _expected(probabilities, there, at, slot):
     """The tokens expected of a draft from slot `at` on, where the first is right with `there`."""
-    chances = tl.where(slot == at, there, tl.where(slot > at, chances, 1.0))
-    return tl.sum(tl.where(slot >= at, tl.cumprod(chances), 0.0))
+    right = tl.where(slot == at, there, tl.where(slot > at, probabilities, 1.0))
+    return tl.sum(tl.where(slot >= at, tl.cumprod(right), 0.0))
 
 
 @jit(
-    do_not_specialize=("places", "longest", "text_stride", "nodes", "vocabulary", "padding"),
+    do_not_specialize=("capacity", "longest", "text_stride", "nodes", "vocabulary", "padding"),
     do_not_specialize_on_alignment=("idx_mapping", "num_sampled"),
 )
 def align_kernel(
-    idx_mapping, num_sampled, texts, trees, chances, head, output,
-    places, longest, text_stride, nodes, vocabulary, padding,
+    idx_mapping, num_sampled, texts, trees, by_match, head, output,
+    capacity, longest, text_stride, nodes, vocabulary, padding,
     LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, REACH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, PAD_WITH_LAST: tl.constexpr,
     BINS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    place = tl.load(idx_mapping + program).to(tl.int64)
-    inside = (place >= 0) & (place < places)
-    place = tl.where(inside, place, 0)
-    length = tl.load(texts.lengths + place, mask=inside, other=0)
+    entry = tl.load(idx_mapping + program).to(tl.int64)
+    inside = (entry >= 0) & (entry < capacity)
+    entry = tl.where(inside, entry, 0)
+    length = tl.load(texts.lengths + entry, mask=inside, other=0)
     length = tl.minimum(tl.maximum(length, 0), longest)
-    text = texts.token_ids + place * text_stride
+    text = texts.token_ids + entry * text_stride
     last = tl.load(text + length - 1, mask=length > 0, other=0)
     row = _Row(text, length, last)
-    wanted = tl.minimum(tl.load(texts.limits + place), longest - length)
+    wanted = tl.minimum(tl.load(texts.limits + entry), longest - length)
     wanted = tl.minimum(tl.maximum(wanted, 0), LOOKAHEAD)
     sampled = tl.load(num_sampled + program).to(tl.int32)
     wanted = tl.where((sampled > 0) & (length > 0), wanted, 0)
 
-    size = tl.minimum(tl.maximum(tl.load(trees.counts + place), 0), nodes)
-    size = tl.where(tl.load(trees.requests + place) == tl.load(texts.requests + place), size, 0)
-    first = place * nodes
+    size = tl.minimum(tl.maximum(tl.load(trees.counts + entry), 0), nodes)
+    size = tl.where(tl.load(trees.requests + entry) == tl.load(texts.requests + entry), size, 0)
+    first = entry * nodes
     tree = _TreeOfRow(
         trees.token_ids + first, trees.parents + first, trees.probabilities + first,
-        tl.load(trees.bases + place), size,
+        tl.load(trees.bases + entry), size,
     )  # fmt: skip
     index = tl.arange(0, NODES)
     used = index < tl.where(wanted > 0, size, 0)
@@ -343,7 +343,7 @@ def align_kernel(
         where = row.length - distance + slot % tl.maximum(distance, 1)
         ids = tl.load(text + where, mask=slot < wanted, other=0)
         length_then = tl.minimum(matched + slot, LONGEST)
-        probabilities = tl.load(chances + length_then, mask=slot < wanted, other=0.0)
+        probabilities = tl.load(by_match + length_then, mask=slot < wanted, other=0.0)
         drafted = wanted
     else:
         known_before = (node >= 0) & (child < NODES)
@@ -357,7 +357,7 @@ def align_kernel(
             before = probability
             drafted += 1
             child = _first_child(above, child, index, used, NODES)
-        probabilities = tl.where(edited & (slot == 0), tl.load(chances), probabilities)
+        probabilities = tl.where(edited & (slot == 0), tl.load(by_match), probabilities)
 
     known = (ids >= 0) & (ids < vocabulary)
     drafted = tl.minimum(drafted, tl.min(tl.where(known, SLOTS, slot)))
@@ -373,8 +373,8 @@ def align_kernel(
         right = tl.load(head.acceptance + slot, mask=slot < LOOKAHEAD, other=0.0)
         differs = (slot < drafted) & (theirs != ids)
         at = tl.min(tl.where(differs, slot, SLOTS))
-        chance = tl.sum(tl.where(slot == at, probabilities, 0.0))
-        of_bins = tl.minimum((chance * BINS).to(tl.int32), BINS - 1)
+        own_there = tl.sum(tl.where(slot == at, probabilities, 0.0))
+        of_bins = tl.minimum((own_there * BINS).to(tl.int32), BINS - 1)
         tl.store(end + 3, tl.where(at < SLOTS, of_bins, -1))
         tl.store(end + 4 + slot, theirs, mask=slot < LOOKAHEAD)
         aligned = tl.where(slot < drafted, ids, -1)
@@ -398,7 +398,7 @@ def align_kernel(
 def launch(batch: Alignment, output: Aligned) -> Aligned:
     """The same in one launch."""
     texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
-    places, longest = texts.token_ids.shape
+    capacity, longest = texts.token_ids.shape
     nodes = trees.token_ids.shape[1]
     lookahead = output.token_ids.shape[1]
     bins = 0 if head is None else head.first.shape[1]
@@ -413,7 +413,7 @@ def launch(batch: Alignment, output: Aligned) -> Aligned:
             scan.probabilities,
             head,
             output,
-            places,
+            capacity,
             longest,
             texts.token_ids.stride(0),
             nodes,

@@ -44,7 +44,7 @@ def chunked(logits: Tensor) -> Tensor:
 
 
 def slabs(rows: int, logits: Tensor) -> Iterator[slice]:
-    """Slices that cut so many rows of the size and on the device of the logits' into slabs."""
+    """Slices that cut `rows` rows, of the logits' size and device, into slabs."""
     slab = max(1, _SLAB.get(logits.device.type, _SLAB["cuda"]) // logits.shape[1])
     return (slice(start, start + slab) for start in range(0, rows, slab))
 
@@ -67,7 +67,7 @@ def total(weights: Tensor) -> Tensor:
 
 
 def reads_back(x: Tensor) -> bool:
-    """Whether a value may steer what is computed next: on a CPU, where that waits for nothing."""
+    """True if a value may steer the next computation: on a CPU, where that waits for nothing."""
     return x.device.type == "cpu"
 
 

@@ -33,7 +33,7 @@ SLOTS: Final = 32
 # Positions of a text that are looked at together: a few a thread.
 _SCANNED: Final = 4 * 32 * WARPS
 
-# What waits for a wave's stores on AMD: the counter of stores, which up to gfx9 is that of loads.
+# The wait for a wave's stores on AMD: by the counter of stores, up to gfx9 by that of loads.
 WAIT_GFX9: Final = "s_waitcnt vmcnt(0)"
 _WAITS: Final = {
     "gfx10": "s_waitcnt_vscnt null, 0x0",

@@ -52,11 +52,12 @@ from fastdraft.kernels.workspace import Scratch
 _NEGLIGIBLE: Final = 2.0**-125
 NEGLIGIBLE = tl.constexpr(_NEGLIGIBLE)
 
-# Where `_threshold` looks first, and for a nucleus in how many columns. No result depends on them.
+# The first columns that `_threshold` reads, and their number for a nucleus; no result depends on
+# them.
 _COLUMN_HEIGHT: Final = 32
 _NUCLEUS: Final = 64
 
-# What `launch` works with and leaves, besides the row statistics.
+# The buffers and results of `launch`, besides the row statistics.
 BUFFERS: Final = ("part_maximum", "part_list", "part_tied", "lowest", "last_tied")
 # Values that a program looks at together, eight a thread.
 _TILE = tl.constexpr(2048)
@@ -65,9 +66,9 @@ _WARPS: Final = 8
 _CUTS = tl.constexpr(16)
 # How many keys are left when a search ends and they are counted: one less than a power of two.
 _SPAN = tl.constexpr(255)
-# Keys of the floor, which need not be exact, leave out so many bits.
+# Keys of the floor, which need not be exact, leave out this many bits.
 _COARSE = tl.constexpr(16)
-# What a nucleus needs at least: the likeliest token.
+# The least nucleus: the likeliest token.
 _SOME = tl.constexpr(1e-30)
 # `last_tied` where all are kept.
 _ALL = tl.constexpr(0x7FFFFFFF)
@@ -179,9 +180,9 @@ def _remove_ties(lowest: Tensor, need: Tensor, x: Tensor, weights: Tensor) -> No
         if not len(rows):
             return
     tied = x[rows].flatten(1) == lowest[rows, None]
-    place = tied.cumsum(1)
-    kept = (place[:, -1] - torch.where(surplus >= 1, surplus, 0)[rows].long()).clamp(min=1)
-    cut = tied & (place > kept[:, None])
+    rank = tied.cumsum(1)
+    kept = (rank[:, -1] - torch.where(surplus >= 1, surplus, 0)[rows].long()).clamp(min=1)
+    cut = tied & (rank > kept[:, None])
     weights[rows] = weights[rows].masked_fill(cut.view(-1, *x.shape[1:]), 0.0)
 
 
@@ -384,7 +385,7 @@ def _count(logits, row, listed, bottom, ALLOWED: tl.constexpr, UNUSED: tl.conste
     for start in range(0, listed.length * (grid.CHUNK // PARTS), _TILE):
         x = _load_tile(logits, row, listed.entries, listed, start, ALLOWED, False)
         key = grid.ordered_key(x) >> UNUSED
-        # What has none of these keys is counted beside them.
+        # Values with none of these keys are counted beside them.
         inside = (key - bottom).to(tl.uint32) < _SPAN
         index = tl.reshape(tl.where(inside, top - key, _SPAN), (_TILE,), can_reorder=True)
         counts += tl.histogram(index, _SPAN + 1)
@@ -409,7 +410,7 @@ def _leave_kept(logits, row, left, part_sum, part_tied, listed, value, number,
     """
     chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
     nothing = tl.zeros((_TILE,), tl.float32)
-    tl.debug_barrier()  # What was there in place of the sums is no longer read.
+    tl.debug_barrier()  # The memory of the sums is no longer read for its old use.
     for start in range(0, chunks * PARTS, _TILE):
         part = start + tl.arange(0, _TILE)
         tl.store(part_sum + part, nothing, mask=part < chunks * PARTS)
@@ -426,9 +427,9 @@ def _leave_kept(logits, row, left, part_sum, part_tied, listed, value, number,
         x = _load_listed(logits, row, listed, index, ALLOWED)
         weights = tl.where(x > value, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
         tied = tl.sum(tl.sum((x == value).to(tl.int32), 2), 1)
-        place = chunk * PARTS + first % 32 // 2
-        tl.store(part_sum + place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
-        tl.store(part_tied + place, tied.to(tl.int8), mask=entry < listed.length)
+        at_part = chunk * PARTS + first % 32 // 2
+        tl.store(part_sum + at_part, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
+        tl.store(part_tied + at_part, tied.to(tl.int8), mask=entry < listed.length)
     tl.debug_barrier()
     chunks_at_once: tl.constexpr = _TILE // PARTS
     before = 0
@@ -436,10 +437,10 @@ def _leave_kept(logits, row, left, part_sum, part_tied, listed, value, number,
     rest = number
     for start in range(0, chunks, chunks_at_once):
         chunk = start + tl.arange(0, chunks_at_once)
-        place = chunk[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
+        at_part = chunk[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
         inside = chunk < chunks
-        sums = tl.sum(tl.load(part_sum + place, mask=inside[:, None], other=0.0), 1)
-        tied = tl.load(part_tied + place, mask=inside[:, None], other=0)
+        sums = tl.sum(tl.load(part_sum + at_part, mask=inside[:, None], other=0.0), 1)
+        tied = tl.load(part_tied + at_part, mask=inside[:, None], other=0)
         tied = tl.sum(tied.to(tl.int32), 1)
         up_to = before + tl.cumsum(tied, 0)
         kept = tl.minimum(tl.maximum(number - up_to + tied, 0), tied)
@@ -468,9 +469,9 @@ def _list_parts(maxima, entries, parts, floor, logits):
         part = start + tl.arange(0, _TILE)
         best = tl.load(maxima + part, mask=part < parts, other=float("-inf"))
         reaches = (best >= floor) & (best > float("-inf"))
-        place = listed + tl.cumsum(reaches.to(tl.int32), 0) - 1
+        slot = listed + tl.cumsum(reaches.to(tl.int32), 0) - 1
         first = part // PARTS * (grid.CHUNK // logits.WIDTH) + part % PARTS * 2
-        tl.store(entries + place, first, mask=reaches)
+        tl.store(entries + slot, first, mask=reaches)
         listed += tl.sum(reaches.to(tl.int32))
     tl.debug_barrier()
     return listed
@@ -479,12 +480,12 @@ def _list_parts(maxima, entries, parts, floor, logits):
 @jit
 def threshold_kernel(batch, logits, draft, scratch, output, C):
     """One row a program."""
-    place, used = grid.locate(tl.program_id(0), batch, C)
+    location, used = grid.locate(tl.program_id(0), batch, C)
     if not used:
         return
-    request = place.request
-    lowest = scratch.lowest + place.row
-    tl.store(scratch.last_tied + place.row, _ALL)
+    request = location.request
+    lowest = scratch.lowest + location.row
+    tl.store(scratch.last_tied + location.row, _ALL)
     nothing = tl.full((), float("-inf"), tl.float32)
     heat = tl.load(batch.temperature + request)
     # Without a filter: no number of tokens, the whole share, no ratio.
@@ -498,10 +499,10 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
 
     chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
     parts = chunks * PARTS
-    before = statistics.row_chunks(place.row, logits) * PARTS
+    before = statistics.row_chunks(location.row, logits) * PARTS
     maxima = scratch.part_maximum + before
     part_list = scratch.part_list + before
-    left = statistics.statistics_of(place, logits, scratch)
+    left = statistics.statistics_of(location, logits, scratch)
     # Bits of a key in which values of the logits' type do not differ.
     UNUSED: tl.constexpr = 23 - logits.data.dtype.element_ty.fp_mantissa_width
     # Finite, so that the maximum itself weighs 1 at any temperature.
@@ -512,7 +513,9 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
         return
     maximum = grid.value_of(key)
     total = tl.sum(weights)
-    row = _Row(grid.values_of(logits, place.row), grid.mask_of(batch, place.row), maximum, scale)
+    row = _Row(
+        grid.values_of(logits, location.row), grid.mask_of(batch, location.row), maximum, scale
+    )
 
     least = nothing
     if ratio > 0:
@@ -573,7 +576,7 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
                 if (surplus >= 1) & (surplus < float("inf")):
                     surplus = tl.minimum(surplus, tied.to(tl.float32))
                     number = tl.maximum(tied - surplus.to(tl.int32), 1)
-            # What top-k removes is no longer there.
+            # The tokens that top-k removes are gone already.
             counts = tl.where(index <= last, counts, 0)
     number = tl.where(least > floor, _ALL, number)
     lowest_kept = tl.maximum(floor, least)
@@ -582,7 +585,7 @@ def threshold_kernel(batch, logits, draft, scratch, output, C):
     last_tied = _leave_kept(
         logits, row, left, maxima, part_tied, listed, lowest_kept, number, C.ALLOWED
     )
-    tl.store(scratch.last_tied + place.row, last_tied)
+    tl.store(scratch.last_tied + location.row, last_tied)
 
 
 def launch(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:

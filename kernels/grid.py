@@ -1,4 +1,4 @@
-"""What kernels share: one list of operands, places, loads, ordered keys, arrivals.
+"""The common parts of kernels: the list of operands, locations, loads, ordered keys, arrivals.
 
 **Operands.** An operation on a device is a *body*, which `run` launches within `kernel`, the one
 kernel of verification. It takes the operands one by one and packs them into `Operands`, since
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     row_stride, token_stride: in values.
     vocabulary: their number in a row.
     WIDTH: how many values are loaded together.
-    ALIGNED: every row begins at a multiple of so many values.
+    ALIGNED: every row begins at a multiple of this many values.
     CONTIGUOUS: whether token_stride is 1.
     """
 
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What a body is compiled for, besides its operands.
+    """The constants that a body is compiled for, besides its operands.
 
     FEW, REQUESTS: up to FEW requests are looked through at once for the one that a row belongs to,
         more in blocks of REQUESTS.
@@ -146,7 +146,7 @@ class Operands(NamedTuple):
     tiles: Any
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A row of logits in its request. Made in kernels; int32 scalars.
 
     first: the request's first row; size: how many draft tokens it has, at most max_draft.
@@ -190,12 +190,12 @@ def run(
     split: config.Split = config.WHOLE,
     num_warps: int = config.WARPS,
 ) -> None:
-    """Launches a body over so many rows or requests of a batch.
+    """Launches a body over `count` rows or requests of a batch.
 
     logits: the batch's, unless given. draft: what the draft tokens were drawn from. split: of a row
     or request among programs.
     """
-    # What stands for an operand that is missing: of its type, which kernels are compiled for.
+    # A stand-in for a missing operand, of its type, which kernels are compiled for.
     other = batch.offsets
     warpers = Warpers(other) if sampling is None else sampling.warpers
     heat, top_k, top_p, min_p = warpers
@@ -260,13 +260,13 @@ def run(
 
 
 def _layout(values: Tensor) -> tuple[object, ...]:
-    """What kernels are compiled for of rows of values."""
+    """The properties of rows of values that kernels are compiled for."""
     return values.dtype, values.shape[1], values.stride(), values.data_ptr() % 16
 
 
 @jit
 def _begun(row, batch, block, SIZE: tl.constexpr):
-    """Of a block of requests: how many begin by the row, at which row the last of them does, and at
+    """In a block of requests: how many begin by the row, at which row the last of them does, and at
     which the next one."""
     request = block + tl.arange(0, SIZE)
     start = tl.load(batch.offsets + request, mask=request < batch.requests, other=batch.rows)
@@ -278,7 +278,7 @@ def _begun(row, batch, block, SIZE: tl.constexpr):
 
 @jit
 def locate(row, batch, C):
-    """Where a row of logits belongs: its `Place`, and whether it is one of the size + 1 that count.
+    """The `Location` of a row of logits, and whether it is one of the size + 1 that count.
 
     Whatever offsets hold, all used rows with one `first` have one `request` and `size`, and are
     exactly size + 1; requests and rows are in range.
@@ -297,19 +297,19 @@ def locate(row, batch, C):
     end = tl.minimum(end, after)
     size = tl.minimum(end - first - 1, batch.max_draft)
     used = inside & (count > 0) & (row - first <= size)
-    return Place(row, count - 1, first, size), used
+    return Location(row, count - 1, first, size), used
 
 
 @jit
-def drafted_at(place, slot):
-    """Where the draft token of a request's slot, from 1, stands in draft_ids; any int32."""
-    return place.first - place.request + slot - 1
+def drafted_at(location, slot):
+    """The index in draft_ids of the draft token of a request's slot, from 1; any int32."""
+    return location.first - location.request + slot - 1
 
 
 @jit
-def parent_slot(place, slot, batch):
+def parent_slot(location, slot, batch):
     """The slot of a slot's parent, from 1: before it, whatever parents hold."""
-    at = drafted_at(place, slot)
+    at = drafted_at(location, slot)
     is_given = (at >= 0) & (at < batch.drafted) & has_parents(batch)
     parent = tl.load(batch.parents + at, mask=is_given, other=slot - 2)
     return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
@@ -321,36 +321,36 @@ def has_parents(batch):
 
 
 @jit
-def depth_of(place, batch):
+def depth_of(location, batch):
     """How many draft tokens lead to a row's slot, itself included."""
-    slot = place.row - place.first
+    slot = location.row - location.first
     depth = slot
     if has_parents(batch):
         depth = slot * 0
         while slot > 0:
-            slot = parent_slot(place, slot, batch)
+            slot = parent_slot(location, slot, batch)
             depth += 1
     return depth
 
 
 @jit
 def mask_of(batch, row):
-    """Where the mask of a row begins."""
+    """A pointer to the mask of a row."""
     return batch.allowed + row.to(tl.int64) * batch.allowed_stride
 
 
 @jit
-def temperature_of(place, batch, GREEDY: tl.constexpr):
+def temperature_of(location, batch, GREEDY: tl.constexpr):
     """That of a row's request; 0 where all are greedy."""
-    heat = (place.first * 0).to(tl.float32)
+    heat = (location.first * 0).to(tl.float32)
     if not GREEDY:
-        heat = tl.load(batch.temperature + place.request)
+        heat = tl.load(batch.temperature + location.request)
     return heat
 
 
 @jit
 def values_of(rows, row):
-    """Where the values of a row begin."""
+    """A pointer to the values of a row."""
     return rows.data + tl.multiple_of(row.to(tl.int64) * rows.row_stride, rows.ALIGNED)
 
 
@@ -363,10 +363,10 @@ def load_units(rows, values, unit, WHOLE: tl.constexpr):
     divides by them is one load.
     """
     token = tokens_of(unit, rows)
-    place = values + (token if rows.CONTIGUOUS else token.to(tl.int64) * rows.token_stride)
+    pointer = values + (token if rows.CONTIGUOUS else token.to(tl.int64) * rows.token_stride)
     if WHOLE:
-        return tl.load(place).to(tl.float32)
-    return tl.load(place, mask=token < rows.vocabulary, other=float("-inf")).to(tl.float32)
+        return tl.load(pointer).to(tl.float32)
+    return tl.load(pointer, mask=token < rows.vocabulary, other=float("-inf")).to(tl.float32)
 
 
 @jit
@@ -391,16 +391,16 @@ def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
 
 
 @jit
-def load_chunk(place, batch, rows, chunk, C):
+def load_chunk(location, batch, rows, chunk, C):
     """A chunk of a row of logits, with -inf for what may not come, and its tokens."""
-    mask = mask_of(batch, place.row)
-    x = load_allowed(rows, values_of(rows, place.row), mask, units_of(chunk, rows), C.ALLOWED)
+    mask = mask_of(batch, location.row)
+    x = load_allowed(rows, values_of(rows, location.row), mask, units_of(chunk, rows), C.ALLOWED)
     return x, tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), x.shape)
 
 
 @jit
 def passes(x, token, lowest, last_tied):
-    """Whether a row's filters keep logits x of these tokens; `lowest`, `last_tied`: the row's."""
+    """True if a row's filters keep logits x of these tokens; `lowest`, `last_tied`: the row's."""
     return (x > lowest) | ((x == lowest) & (token <= last_tied))
 
 

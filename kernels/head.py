@@ -3,7 +3,7 @@
 The head's product writes a row of logits, which verification reads once more. A product whose
 epilogue leaves the row statistics of each chunk, 8 bytes for 2 KiB of bfloat16 logits, needs to
 write none: a row is drawn from its statistics and the one chunk that wins, whose logits are
-computed again from `CHUNK` rows of the head. Ranks that share the head exchange statistics in place
+computed again from `CHUNK` rows of the head. Ranks that share the head exchange statistics instead
 of logits: 1.2 kB a row at a vocabulary of 151,936.
 
 Filters, masks and the log-probabilities of other tokens need the logits; temperatures, greedy rows

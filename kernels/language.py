@@ -34,7 +34,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def has_kernels(values: Tensor) -> bool:
-    """Whether Triton's kernels take such logits, or others of their type on their device.
+    """True if Triton's kernels take such logits, or others of their type on their device.
 
     They do on CUDA and ROCm devices, but for float64.
     """

@@ -17,7 +17,7 @@ from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
 from fastdraft.kernels.statistics import LOG2_E
 from fastdraft.kernels.workspace import LIKELIEST, Scratch, take
 
-# Tokens and probabilities have so many columns.
+# The columns of tokens and probabilities.
 COLUMNS = tl.constexpr(LIKELIEST)
 
 
@@ -41,17 +41,17 @@ def plain(batch: Batch, temperature: Tensor | None = None) -> Likeliest | None:
         # The chunks of the largest maxima hold them all; of equal chunks the first.
         order = x.amax(-1).sort(descending=True, stable=True).indices[:, :count].sort().values
         rest = x.gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))
-        tokens, chances = [], []
+        tokens, probabilities = [], []
         for _ in range(count):
-            place, value = largest(rest)
-            rest.flatten(1).scatter_(1, place[:, None], -torch.inf)
-            chunk = order.gather(1, place[:, None] // x.shape[2])[:, 0]
-            token = chunk * x.shape[2] + place % x.shape[2]
+            column, value = largest(rest)
+            rest.flatten(1).scatter_(1, column[:, None], -torch.inf)
+            chunk = order.gather(1, column[:, None] // x.shape[2])[:, 0]
+            token = chunk * x.shape[2] + column % x.shape[2]
             can_come = maximum.isfinite() & (value > -torch.inf)
-            chance = ((value - maximum).double() / heat).exp() / sums
+            probability = ((value - maximum).double() / heat).exp() / sums
             tokens.append(torch.where(can_come, token, -1).int())
-            chances.append(torch.where(can_come, chance, 0.0).float())
-        parts.append(Likeliest(torch.stack(tokens, 1), torch.stack(chances, 1)))
+            probabilities.append(torch.where(can_come, probability, 0.0).float())
+        parts.append(Likeliest(torch.stack(tokens, 1), torch.stack(probabilities, 1)))
     return Likeliest(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -60,36 +60,36 @@ def likeliest_kernel(batch, logits, draft, scratch, output, C):
     row = tl.program_id(0)
     token_ids = output.token_ids + row.to(tl.int64) * COLUMNS
     probabilities = output.probabilities + row.to(tl.int64) * COLUMNS
-    place, used = grid.locate(row, batch, C)
+    location, used = grid.locate(row, batch, C)
     if not used:
         column = tl.arange(0, COLUMNS)
         inside = column < batch.likeliest
         tl.store(token_ids + column, tl.full((COLUMNS,), -1, tl.int32), mask=inside)
         tl.store(probabilities + column, tl.zeros((COLUMNS,), tl.float32), mask=inside)
         return
-    heat = grid.temperature_of(place, batch, C.GREEDY)
+    heat = grid.temperature_of(location, batch, C.GREEDY)
     divisor = statistics.divisor_of(heat)
-    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
+    keys, key, weights = statistics.totals_of(location, logits, scratch, LOG2_E / divisor, C.BLOCK)
     total = tl.sum(weights)
     maximum = grid.value_of(key)
     has_softmax = (key < grid.INFINITE_KEY) & (key > grid.EMPTY_KEY)
 
     index = tl.arange(0, C.BLOCK)
-    # Of each chunk the key of the largest logit that is not taken yet.
+    # The key of each chunk's largest logit that is not taken yet.
     best = grid.pack(keys, index)
-    taken = (place.first * 0).to(tl.int64) + 0x7FFFFFFFFFFFFFFF
+    taken = (location.first * 0).to(tl.int64) + 0x7FFFFFFFFFFFFFFF
     for column in range(batch.likeliest):
         _, chunk = grid.unpack(tl.max(best))
-        x, token = grid.load_chunk(place, batch, logits, chunk, C)
+        x, token = grid.load_chunk(location, batch, logits, chunk, C)
         packed = grid.pack(grid.ordered_key(x), token)
         packed = tl.where((token < logits.vocabulary) & (packed < taken), packed, 0)
         taken = tl.max(tl.max(packed, 1), 0)
         after = tl.max(tl.max(tl.where(packed < taken, packed, 0), 1), 0)
         key, chosen = grid.unpack(taken)
         can_come = has_softmax & (key > grid.EMPTY_KEY)
-        chance = tl.exp((grid.value_of(key) - maximum) / divisor) / total
+        probability = tl.exp((grid.value_of(key) - maximum) / divisor) / total
         tl.store(token_ids + column, tl.where(can_come, chosen, -1))
-        tl.store(probabilities + column, tl.where(can_come, chance, 0.0))
+        tl.store(probabilities + column, tl.where(can_come, probability, 0.0))
         key, _ = grid.unpack(after)
         best = tl.where(index == chunk, grid.pack(key, index), best)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastdraft.kernels.language import jit, tl
 
-# What the noise is for. A stream of its own makes each use independent of all others.
+# The uses of noise. A stream of its own makes each use independent of all others.
 TOKEN_STREAM: Final = 0
 CHUNK_STREAM: Final = 1
 ACCEPT_STREAM: Final = 2

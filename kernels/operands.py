@@ -1,4 +1,4 @@
-"""What operations take and give, whether a plain version or a kernel runs.
+"""The operands and results of operations, the same for plain versions and kernels.
 
 The public functions in `fastdraft.verification` make these from what a caller passes and check
 them once. Everything below takes them whole, and trusts them.
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
         Rows beyond the last request's are ignored.
     draft_ids: int32 or int64 (drafted,), the draft tokens of all requests, one after another.
     offsets: int64 (requests + 1,), where each request's draft begins, and where the last one ends.
-    max_draft: a draft is looked at up to so many tokens; results have max_draft + 1 columns.
+    max_draft: only this many tokens of a draft are read; results have max_draft + 1 columns.
     parents: int32 or int64 (drafted,), each draft token's parent as an index in its own draft, -1
         for the text's last token; None where all drafts are chains.
     allowed: int32 (rows, ceil(vocabulary / 32)), of any row stride: bit t % 32 of word t // 32 is 1
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
 
 
 class Warpers(NamedTuple):
-    """What makes a distribution of each row of logits, for each request or each row.
+    """The options that make a distribution of each row of logits, for each request or each row.
 
     temperature: float32 (n,), 0 for the argmax.
     top_k: int64 (n,), 0 for no bound; None where nobody has one. So are the others:
@@ -80,7 +80,7 @@ class Warpers(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """What tokens are drawn by, for each request or each row.
+    """The random numbers by which tokens are drawn, for each request or each row.
 
     seeds: int64 (n,).
     positions: int64 (n,), the absolute position, from 0, of the token to draw; of a request, that
@@ -96,7 +96,7 @@ class Sampling(NamedTuple):
 
 
 class Status(IntFlag):
-    """What verification met in the rows of a request that it reached."""
+    """Irregularities in the rows of a request that verification reached."""
 
     NAN = 1
     """A row held NaN: its token is the id of the first one, as torch.argmax has it."""
@@ -119,7 +119,7 @@ class Likeliest(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a verification emitted, on the logits' device. Kernels write it in this form.
+    """The emitted tokens of a verification, on the logits' device. Kernels write it in this form.
 
     token_ids: int32 (requests, max_draft + 1), accepted tokens, then the recovered or bonus token,
         then -1.
@@ -132,7 +132,7 @@ class Verified(NamedTuple):
         the distribution that it comes from: with mask, temperature and filters. For an argmax, with
         mask, at temperature 1. NaN after the last token, and where a row with NaN or +inf has no
         probabilities. None unless asked for.
-    raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
+    raw_logprobs: the same under the softmax of the unchanged logits, with all tokens allowed.
     likeliest: of every row of logits, also of those that were not reached. None unless asked for.
     """
 
@@ -152,12 +152,12 @@ class Verified(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """The texts of a host's requests, one a place, all on one device.
+    """The texts of a host's requests, by index, all on one device.
 
-    token_ids: int32 (places, longest), of any row stride, a row's tokens side by side.
-    lengths: int32 (places,), how many of them are the text.
-    requests: int32 (places,), a number of the request whose text it is.
-    limits: int32 (places,), the longest draft that it may get; 0 for none.
+    token_ids: int32 (capacity, longest), of any row stride, a row's tokens side by side.
+    lengths: int32 (capacity,), how many of them are the text.
+    requests: int32 (capacity,), a number of the request whose text it is.
+    limits: int32 (capacity,), the longest draft that it may get; 0 for none.
     """
 
     token_ids: Tensor
@@ -169,13 +169,13 @@ class Texts(NamedTuple):
 class Trees(NamedTuple):
     """Continuations on a device: what may follow the texts as they were a step or more ago.
 
-    bases: int32 (places,), the length of the text that the tree follows.
-    counts: int32 (places,), its nodes; 0 where nothing is known.
-    token_ids: int32 (places, nodes), contiguous, in the order of falling probability.
-    parents: int32 (places, nodes), contiguous: a node's parent stands before it, -1 for the root.
-    probabilities: float32 (places, nodes), contiguous: the chance of the whole path to the node.
-    requests: int32 (places,), the number of the request that the tree is for. A tree for another
-        request than the text's is not used: places change hands while trees are on their way.
+    bases: int32 (capacity,), the length of the text that the tree follows.
+    counts: int32 (capacity,), its nodes; 0 where nothing is known.
+    token_ids: int32 (capacity, nodes), contiguous, in the order of falling probability.
+    parents: int32 (capacity, nodes), contiguous: a node's parent stands before it, -1 for the root.
+    probabilities: float32 (capacity, nodes), contiguous: that of the whole path to the node.
+    requests: int32 (capacity,), the number of the request that the tree is for. A tree for another
+        request than the text's is not used: slots change hands while trees are on their way.
     """
 
     bases: Tensor
@@ -189,8 +189,8 @@ class Trees(NamedTuple):
 class Scan(NamedTuple):
     """How texts are looked for: in trees and in themselves.
 
-    probabilities: float32 (n + 1,), the chance of the next token after a match of 0 to n tokens in
-        the row's own text. Longer matches are not looked for. None, 0, stands for an edit.
+    probabilities: float32 (n + 1,), of the next token after a match of 0 to n tokens in the row's
+        own text. Longer matches are not looked for. None, 0, stands for an edit.
     shortest: the fewest tokens of a match.
     window: how many positions before the last are looked at.
     reach: the most tokens that a text may have grown by since its tree was made.
@@ -209,7 +209,7 @@ class Head(NamedTuple):
     acceptance: float32 (lookahead,), how often its token at each depth is right where those before
         it are.
     first: float32 (2, n): where the two drafts first differ, how often the aligned one is right
-        there, and how often this one. In n bins of the chance that the aligned one has there.
+        there, and how often this one. In n bins of the probability that the aligned one has there.
     """
 
     token_ids: Tensor
@@ -220,7 +220,7 @@ class Head(NamedTuple):
 class Alignment(NamedTuple):
     """A batch to draft for.
 
-    idx_mapping: integer (rows,), each row's place in `texts` and `trees`; a row whose place is
+    idx_mapping: integer (rows,), each row's index in `texts` and `trees`; a row whose index is
         outside drafts nothing, and is padded with 0 where `padding` is None.
     num_sampled: integer (rows,), the tokens that each row has just emitted; one with 0 drafts
         nothing.
@@ -243,8 +243,8 @@ class Aligned(NamedTuple):
     """The drafts of a batch.
 
     token_ids: int32 or int64 (rows, lookahead), contiguous, padded after each draft's end.
-    probabilities: float32 (rows, lookahead), contiguous: the chance of each token if those before
-        it are right; 0 after the draft's end. The chance of them all is the product.
+    probabilities: float32 (rows, lookahead), contiguous: of each token if those before it are
+        right; 0 after the draft's end. The probability of them all is the product.
     counts: int32 (rows,), the tokens of each draft.
     ends: int32 (rows, 3 + n), contiguous: what a host that computes continuations has to know of
         each row. How many tokens it has just emitted, the length of its text, the tokens of its

@@ -35,9 +35,9 @@ independent. That which the draft was drawn with has to be, too, **and new in ea
 tokens were kept depends on those that were not, so noise that has drawn a refused token is spent.
 The noise of acceptance is new in each step as well, since the position of the next token is.
 
-**Where p and q / k are equal up to rounding**, the residual may vanish for all tokens. The chance
-of coming there is the sum of that same residual, so nothing but rounding, and any token that the
-target could emit keeps the distribution to within it: the recovered token is drawn from p.
+**Where p and q / k are equal up to rounding**, the residual may vanish for all tokens. The
+probability of coming there is the sum of that same residual, so nothing but rounding, and any token
+that the target could emit keeps the distribution to within it: the recovered token is drawn from p.
 
 **What is not odds.** A token outside the vocabulary, or one whose q is 0 or NaN (all of a row of
 draft logits that has NaN, +inf or nothing but -inf), cannot have been drawn, and a row of the
@@ -66,7 +66,7 @@ from fastdraft.kernels import config, filters, grid, language, statistics
 from fastdraft.kernels.acceptance import Chosen, accept, join
 from fastdraft.kernels.chunks import as_float, reads_back, slabs, total
 from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, weigh_rows
-from fastdraft.kernels.grid import Place, Rows
+from fastdraft.kernels.grid import Location, Rows
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.noise import (
     ACCEPT_NOISE,
@@ -89,7 +89,7 @@ from fastdraft.kernels.workspace import Scratch, take_output
 
 # Two rows in the registers at a time, and much besides, want twice the threads.
 _LAST_WARPS: Final = 2 * config.WARPS
-# In place of log k: a number of tokens that is not kept, and the whole draft, which is.
+# Instead of log k: a number of tokens that is not kept, and the whole draft, which is.
 _REFUSED = tl.constexpr(1.0)
 _WHOLE = tl.constexpr(2.0)
 
@@ -140,14 +140,14 @@ def plain(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     for j in range(max_draft):
         log_k[:, j + 1] = (log_k[:, j] + log_ratios[:, j]).clamp(max=0.0)
 
-    # What the draft leaves of p, R / S, where a number is not certain; no h is above its k.
+    # The residual of p, R / S, where a number is not certain; no h is above its k.
     noise = exponential_noise(sampling.seeds, sampling.positions, step, stream=ACCEPT_STREAM)
     is_open = (step < end) & (log_k < 0) & (noise > -log_k)
-    place = request, (token - offsets[request]).clamp(max=max_draft)
-    asked = is_open[place].nonzero()[:, 0] if reads_back(logits) else token
+    slot = request, (token - offsets[request]).clamp(max=max_draft)
+    asked = is_open[slot].nonzero()[:, 0] if reads_back(logits) else token
     left = torch.ones(drafted, dtype=torch.float64, device=logits.device)
     for part in slabs(len(asked), logits):
-        left[asked[part]] = _left(rows.of(asked[part]), log_k[place][asked[part]])
+        left[asked[part]] = _left(rows.of(asked[part]), log_k[slot][asked[part]])
     left = torch.where(step < end, left[index], 1.0)
     passed = noise > torch.log1p(torch.expm1(-log_k) / left)
     kept = torch.where(step < end, (log_k == 0) | is_open & passed, (step == end) & passed)
@@ -306,60 +306,60 @@ def _weight_of(weights: Tensor, tokens: Tensor) -> Tensor:
 
 @jit
 def _is_allowed(allowed, token, ALLOWED: tl.constexpr):
-    """Whether a row's mask allows one token, a scalar."""
+    """True if a row's mask allows one token, a scalar."""
     if ALLOWED:
         return ((tl.load(allowed + token // 32) >> (token % 32)) & 1) != 0
     return token == token
 
 
 @jit
-def _first_of(keys, key, place, batch, logits, C):
+def _first_of(keys, key, location, batch, logits, C):
     """The first token whose logit has the row's key; keys: those of the chunks' maxima."""
     chunk = tl.min(tl.where(keys == key, tl.arange(0, C.BLOCK), C.BLOCK - 1))
-    x, token = grid.load_chunk(place, batch, logits, chunk, C)
+    x, token = grid.load_chunk(location, batch, logits, chunk, C)
     return tl.min(tl.min(tl.where(grid.ordered_key(x) == key, token, logits.vocabulary), 1), 0)
 
 
 @jit
-def _draft_statistics(place, draft, scratch):
+def _draft_statistics(location, draft, scratch):
     """The statistics of the draft logits for a row."""
-    chunks = statistics.row_chunks(place.row, draft)
+    chunks = statistics.row_chunks(location.row, draft)
     return Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
 
 
 @jit
-def _draft_totals(place, draft, scratch, BLOCK: tl.constexpr):
+def _draft_totals(location, draft, scratch, BLOCK: tl.constexpr):
     """The key of the largest draft logit for a row, and the chunks' sums relative to it."""
-    left = _draft_statistics(place, draft, scratch)
+    left = _draft_statistics(location, draft, scratch)
     _, key, weights = statistics.totals(left, LOG2_E, draft, BLOCK)
     return key, weights
 
 
 @jit
-def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
+def _log_q(location, draft, at, token, scratch, BLOCK: tl.constexpr):
     """The logarithm of a token's probability under the draft's distribution; NaN where it has none.
 
     at: the draft token that the distribution is of.
     """
     q = tl.load(grid.values_of(draft, at) + token.to(tl.int64) * draft.token_stride).to(tl.float32)
-    key, weights = _draft_totals(place, draft, scratch, BLOCK)
+    key, weights = _draft_totals(location, draft, scratch, BLOCK)
     above = q - grid.value_of(key)
     never = tl.exp2(above * LOG2_E) <= NEGLIGIBLE
     return tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
 
 
 @jit
-def _test(place, batch, logits, draft, scratch, C):
+def _test(location, batch, logits, draft, scratch, C):
     """Leaves in `row_ratios` the logarithm of p / q of a row's draft token, NaN where the draft
     ends before it."""
-    row, request = place.row, place.request
+    row, request = location.row, location.request
     at = row - request
     drafted = tl.load(batch.draft_ids + at).to(tl.int64)
     known = (drafted >= 0) & (drafted < logits.vocabulary)
     token = tl.where(known, drafted, 0).to(tl.int32)
     heat = tl.load(batch.temperature + request)
     divisor = statistics.divisor_of(heat)
-    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
+    keys, key, weights = statistics.totals_of(location, logits, scratch, LOG2_E / divisor, C.BLOCK)
 
     x = tl.load(grid.values_of(logits, row) + token.to(tl.int64) * logits.token_stride).to(
         tl.float32
@@ -371,24 +371,24 @@ def _test(place, batch, logits, draft, scratch, C):
         lowest = tl.load(scratch.lowest + row)
         never = never | ~grid.passes(x, token, lowest, tl.load(scratch.last_tied + row))
     log_p = tl.where(never, float("-inf"), above - tl.log(tl.sum(weights)))
-    log_q = _log_q(place, draft, at, token, scratch, C.BLOCK)
+    log_q = _log_q(location, draft, at, token, scratch, C.BLOCK)
     ratio = log_p - log_q
     drawn = known & (key > grid.EMPTY_KEY)
     if heat == 0:
-        is_best = token == _first_of(keys, key, place, batch, logits, C)
+        is_best = token == _first_of(keys, key, location, batch, logits, C)
         ratio = tl.where(is_best, 0.0, -float("inf"))
     else:
         drawn = drawn & (key < grid.INFINITE_KEY) & (log_q > float("-inf"))
     tl.store(scratch.row_ratios + row, tl.where(drawn, ratio, float("nan")))
-    statistics.leave_token(place, logits, scratch, key, token, log_p, C.BLOCK)
+    statistics.leave_token(location, logits, scratch, key, token, log_p, C.BLOCK)
 
 
 @jit
-def _plan(place, batch, scratch, C):
+def _plan(location, batch, scratch, C):
     """Leaves in `row_log_k`, for each number of a request's draft tokens, log k if that number may
     be kept, else `_REFUSED`; `_WHOLE` at the draft's end. It is certain where it is 0 or `_WHOLE`.
     """
-    first, size = place.first, place.size
+    first, size = location.first, location.size
     end = size
     for block in range(0, size, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
@@ -396,8 +396,8 @@ def _plan(place, batch, scratch, C):
         ratio = tl.load(ratios, mask=slot < size, other=0.0, cache_modifier=".cg")
         end = tl.minimum(end, tl.min(tl.where(ratio != ratio, slot, size)))
 
-    seed = tl.load(batch.seeds + place.request)
-    position = tl.load(batch.positions + place.request)
+    seed = tl.load(batch.seeds + location.request)
+    position = tl.load(batch.positions + location.request)
     # log k is how far the sum of the log ratios is below the largest one so far, from 0 up.
     before = (size * 0).to(tl.float32)
     highest = before
@@ -418,20 +418,20 @@ def _plan(place, batch, scratch, C):
 
 
 @jit
-def _test_and_plan(place, batch, logits, draft, scratch, C):
+def _test_and_plan(location, batch, logits, draft, scratch, C):
     """`_test` of a row with a draft token, and of a request's last one `_plan`."""
-    at = place.row - place.request
+    at = location.row - location.request
     if (at >= 0) & (at < batch.drafted):
-        _test(place, batch, logits, draft, scratch, C)
+        _test(location, batch, logits, draft, scratch, C)
     else:
-        tl.store(scratch.row_ratios + place.row, float("nan"))
-    if grid.last_to_arrive(scratch.request_arrivals + place.request, place.size, C.WAIT):
-        _plan(place, batch, scratch, C)
+        tl.store(scratch.row_ratios + location.row, float("nan"))
+    if grid.last_to_arrive(scratch.request_arrivals + location.request, location.size, C.WAIT):
+        _plan(location, batch, scratch, C)
 
 
 @jit
 def _planned(slot, first, size, scratch):
-    """What `_plan` has left for the slots; a request without a draft is whole at once."""
+    """The plan of the slots, from `_plan`; a request without a draft is whole at once."""
     left = tl.load(scratch.row_log_k + first + slot, mask=slot <= size, other=_REFUSED)
     return tl.where(slot == size, tl.where(size == 0, _WHOLE, left), left)
 
@@ -461,21 +461,21 @@ class _Against(NamedTuple):
 
 
 @jit
-def _against(place, batch, log_k, scale, logits, draft, scratch, C):
-    slot = place.row - place.first
-    at = grid.drafted_at(place, slot + 1)
-    refused = (slot < place.size) & (log_k <= 0) & (at >= 0) & (at < batch.drafted)
+def _against(location, batch, log_k, scale, logits, draft, scratch, C):
+    slot = location.row - location.first
+    at = grid.drafted_at(location, slot + 1)
+    refused = (slot < location.size) & (log_k <= 0) & (at >= 0) & (at < batch.drafted)
     at = tl.where(refused, at, 0).to(tl.int64)
-    _, key, weights = statistics.totals_of(place, logits, scratch, scale, C.BLOCK)
+    _, key, weights = statistics.totals_of(location, logits, scratch, scale, C.BLOCK)
     total = tl.sum(weights)
-    draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
+    draft_key, draft_weights = _draft_totals(location, draft, scratch, C.BLOCK)
     draft_top = grid.value_of(draft_key)
     factor = total * tl.exp(-log_k) / tl.sum(draft_weights)
     lowest = tl.full((), float("-inf"), tl.float32)
     last_tied = slot * 0
     if scratch.lowest is not None:
-        lowest = tl.load(scratch.lowest + place.row)
-        last_tied = tl.load(scratch.last_tied + place.row)
+        lowest = tl.load(scratch.lowest + location.row)
+        last_tied = tl.load(scratch.last_tied + location.row)
     return _Against(refused, at, key, total, factor, draft_top, lowest, last_tied)
 
 
@@ -500,15 +500,15 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
     With filters, whose thresholds come between, it leaves the statistics alone.
     """
     part = tl.program_id(0) % batch.programs
-    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
+    location, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
     if not used:
         return
-    row = place.row
-    has_draft = row - place.first < place.size
-    statistics.leave_logits(place, batch, logits, scratch, C)
-    at = row - place.request
+    row = location.row
+    has_draft = row - location.first < location.size
+    statistics.leave_logits(location, batch, logits, scratch, C)
+    at = row - location.request
     if has_draft & (at >= 0) & (at < batch.drafted):
-        left = _draft_statistics(place, draft, scratch)
+        left = _draft_statistics(location, draft, scratch)
         statistics.leave_part(
             draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
             True, left, left, left.sum, C.CHUNKS, False, False, False,
@@ -516,15 +516,15 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
     if scratch.lowest is not None or not has_draft:
         return
     if grid.last_to_arrive(scratch.row_arrivals + row, batch.programs, C.WAIT):
-        _test_and_plan(place, batch, logits, draft, scratch, C)
+        _test_and_plan(location, batch, logits, draft, scratch, C)
 
 
 @jit
 def rejection_plans_kernel(batch, logits, draft, scratch, output, C):
     """The plans of the requests after filters."""
-    place, used = grid.locate(tl.program_id(0), batch, C)
-    if used & (place.row - place.first < place.size):
-        _test_and_plan(place, batch, logits, draft, scratch, C)
+    location, used = grid.locate(tl.program_id(0), batch, C)
+    if used & (location.row - location.first < location.size):
+        _test_and_plan(location, batch, logits, draft, scratch, C)
 
 
 @jit
@@ -539,7 +539,7 @@ def _rows_of(request, batch):
 
 @jit
 def rejection_kernel(batch, logits, draft, scratch, output, C):
-    """What each request emits, from its plan."""
+    """The emitted tokens of each request, from its plan."""
     program = tl.program_id(0)
     request = program // batch.programs
     part = program % batch.programs
@@ -561,14 +561,14 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
         log_k = _planned(slot, first, size, scratch)
         kept = _next(slot, log_k, sure - 1, size)
         while kept <= size:
-            place = Place(first + kept, request, first, size)
+            location = Location(first + kept, request, first, size)
             own_log_k = tl.sum(tl.where(slot == kept, log_k, 0.0))
-            against = _against(place, batch, own_log_k, scale, logits, draft, scratch, C)
+            against = _against(location, batch, own_log_k, scale, logits, draft, scratch, C)
             if against.refused & (heat != 0):
-                values = grid.values_of(logits, place.row)
+                values = grid.values_of(logits, location.row)
                 odds = grid.values_of(draft, against.at)
-                mask = grid.mask_of(batch, place.row)
-                left_sum = scratch.residual_sum + statistics.row_chunks(place.row, logits)
+                mask = grid.mask_of(batch, location.row)
+                left_sum = scratch.residual_sum + statistics.row_chunks(location.row, logits)
                 for tile in range(part * batch.tiles, end_tile):
                     unit = statistics.tile_units(tile, logits, C.CHUNKS)
                     x = grid.load_allowed(logits, values, mask, unit, C.ALLOWED)
@@ -595,20 +595,20 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
         noise = noise_of(seed, tl.load(batch.positions + request), slot, ACCEPT_NOISE)
         kept = _next(slot, log_k, sure, size)
         while kept <= size:
-            place = Place(first + kept, request, first, size)
-            left_sum = scratch.residual_sum + statistics.row_chunks(place.row, logits)
+            location = Location(first + kept, request, first, size)
+            left_sum = scratch.residual_sum + statistics.row_chunks(location.row, logits)
             left = tl.load(left_sum + index, mask=index < chunks, other=0.0, cache_modifier=".cg")
-            _, _, weights = statistics.totals_of(place, logits, scratch, scale, C.BLOCK)
+            _, _, weights = statistics.totals_of(location, logits, scratch, scale, C.BLOCK)
             below = tl.exp(-tl.sum(tl.where(slot == kept, log_k, 0.0))) - 1
             needed = tl.log(1 + tl.sum(weights) * below / tl.sum(left))
             if tl.sum(tl.where(slot == kept, noise, 0.0)) > needed:
                 last = kept
             kept = _next(slot, log_k, kept, size)
 
-    place = Place(first + last, request, first, size)
-    row = place.row
+    location = Location(first + last, request, first, size)
+    row = location.row
     own_log_k = tl.sum(_planned(last + tl.zeros((1,), tl.int32), first, size, scratch))
-    against = _against(place, batch, own_log_k, scale, logits, draft, scratch, C)
+    against = _against(location, batch, own_log_k, scale, logits, draft, scratch, C)
     refused = against.refused
     left_sum = scratch.residual_sum + statistics.row_chunks(row, logits)
     chunk_stream = tl.where(refused, RESIDUAL_CHUNK_NOISE, CHUNK_NOISE)
@@ -619,7 +619,7 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
     if tl.max(left) > 0:
         ratio = left / noise_of(seed, position, index, RESIDUAL_CHUNK_NOISE)
         _best, chunk = grid.unpack(tl.max(grid.pack(ratio.to(tl.int32, bitcast=True), index)))
-        x, token = grid.load_chunk(place, batch, logits, chunk, C)
+        x, token = grid.load_chunk(location, batch, logits, chunk, C)
         odds = grid.values_of(draft, against.at)
         q = grid.load_units(draft, odds, grid.units_of(chunk, logits), False)
         left_of = _residual(x, q, token, against, scale, scratch)
@@ -631,13 +631,13 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
         logprob = above - tl.log(against.total)
     else:
         _best, found, logprob = draw_row(
-            place, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C
+            location, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C
         )
 
     # The last token's row ends the draft, whatever the draft's next token is.
-    statistics.leave_token(place, logits, scratch, against.key, found, logprob, C.BLOCK)
+    statistics.leave_token(location, logits, scratch, against.key, found, logprob, C.BLOCK)
     tl.debug_barrier()
-    kept = Place(row, request, first, last)
+    kept = Location(row, request, first, last)
     accept(kept, batch, logits, scratch, output, C)
 
 

@@ -152,15 +152,15 @@ def race(
 
 
 @jit
-def draw_row(place, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C):
+def draw_row(location, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C):
     """One token of a row, as the random contract has it: (its key, token, log-probability).
 
     The key is that of the row's maximum. heat: the temperature, 0 for the argmax. The streams are
     those of the noise.
     """
     divisor = statistics.divisor_of(heat)
-    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
-    # Where the maximum is no number or infinite there is no softmax.
+    keys, key, weights = statistics.totals_of(location, logits, scratch, LOG2_E / divisor, C.BLOCK)
+    # Without a finite maximum there is no softmax.
     by_argmax = (heat == 0) | (key >= grid.INFINITE_KEY) | (key <= grid.EMPTY_KEY)
     index = tl.arange(0, C.BLOCK)
     score = keys
@@ -170,15 +170,15 @@ def draw_row(place, batch, logits, scratch, heat, seed, position, chunk_stream, 
         score = tl.where(by_argmax, keys, ratio)
     _, chunk = grid.unpack(tl.max(grid.pack(score, index)))
 
-    x, token = grid.load_chunk(place, batch, logits, chunk, C)
+    x, token = grid.load_chunk(location, batch, logits, chunk, C)
     score = grid.ordered_key(x)
     maximum = grid.value_of(key)
     if not C.GREEDY:
         weight = tl.exp((x - maximum) / divisor)
         kept = weight > NEGLIGIBLE
         if scratch.lowest is not None:
-            lowest = tl.load(scratch.lowest + place.row)
-            kept = kept & grid.passes(x, token, lowest, tl.load(scratch.last_tied + place.row))
+            lowest = tl.load(scratch.lowest + location.row)
+            kept = kept & grid.passes(x, token, lowest, tl.load(scratch.last_tied + location.row))
         weight = tl.where(kept, weight, 0.0)
         ratio = weight / noise_of(seed, position, token, token_stream)
         score = tl.where(by_argmax, score, ratio.to(tl.int32, bitcast=True))
@@ -189,48 +189,48 @@ def draw_row(place, batch, logits, scratch, heat, seed, position, chunk_stream, 
 
 
 @jit
-def _finish_row(place, batch, logits, scratch, output, C):
+def _finish_row(location, batch, logits, scratch, output, C):
     """Draws a row's token and, for the request's last row, writes what the request emits."""
-    request = place.request
-    seed = place.first.to(tl.int64)
+    request = location.request
+    seed = location.first.to(tl.int64)
     position = seed
     if not C.GREEDY:
         seed = tl.load(batch.seeds + request)
-        position = tl.load(batch.positions + request) + grid.depth_of(place, batch)
-    heat = grid.temperature_of(place, batch, C.GREEDY)
+        position = tl.load(batch.positions + request) + grid.depth_of(location, batch)
+    heat = grid.temperature_of(location, batch, C.GREEDY)
     key, token, logprob = draw_row(
-        place, batch, logits, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE, C
+        location, batch, logits, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE, C
     )
-    statistics.leave_token(place, logits, scratch, key, token, logprob, C.BLOCK)
-    if grid.last_to_arrive(scratch.request_arrivals + request, place.size + 1, C.WAIT):
-        accept(place, batch, logits, scratch, output, C)
+    statistics.leave_token(location, logits, scratch, key, token, logprob, C.BLOCK)
+    if grid.last_to_arrive(scratch.request_arrivals + request, location.size + 1, C.WAIT):
+        accept(location, batch, logits, scratch, output, C)
 
 
 @jit
 def statistics_kernel(batch, logits, draft, scratch, output, C):
     """Leaves row statistics, whatever of them scratch has room for."""
-    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
+    location, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
     if used:
-        statistics.leave_logits(place, batch, logits, scratch, C)
+        statistics.leave_logits(location, batch, logits, scratch, C)
 
 
 @jit
 def draw_kernel(batch, logits, draft, scratch, output, C):
-    """What is emitted, from row statistics."""
-    place, used = grid.locate(tl.program_id(0), batch, C)
+    """The emitted tokens, from row statistics."""
+    location, used = grid.locate(tl.program_id(0), batch, C)
     if used:
-        _finish_row(place, batch, logits, scratch, output, C)
+        _finish_row(location, batch, logits, scratch, output, C)
 
 
 @jit
 def sampled_kernel(batch, logits, draft, scratch, output, C):
     """Both together."""
-    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
+    location, used = grid.locate(tl.program_id(0) // batch.programs, batch, C)
     if not used:
         return
-    statistics.leave_logits(place, batch, logits, scratch, C)
-    if grid.last_to_arrive(scratch.row_arrivals + place.row, batch.programs, C.WAIT):
-        _finish_row(place, batch, logits, scratch, output, C)
+    statistics.leave_logits(location, batch, logits, scratch, C)
+    if grid.last_to_arrive(scratch.row_arrivals + location.row, batch.programs, C.WAIT):
+        _finish_row(location, batch, logits, scratch, output, C)
 
 
 def launch(batch: Batch, sampling: Sampling | None) -> Verified:

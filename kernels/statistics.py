@@ -14,14 +14,14 @@ from fastdraft.kernels import grid, workspace
 from fastdraft.kernels.language import jit, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# What is no candidate in a race: below every key.
+# The key of no candidate in a race: below every other.
 OUT = tl.constexpr(-0x80000000)
 # The filters' parts of a chunk.
 PARTS = tl.constexpr(workspace.PARTS)
 
 
 class Statistics(NamedTuple):
-    """What row statistics hold of the chunks of one row: float32 (chunks,) each. Made in kernels.
+    """Row statistics of the chunks of one row: float32 (chunks,) each. Made in kernels.
 
     maximum: each chunk's largest value m; sum: its sum of exp((x - m) / T).
     """
@@ -75,17 +75,17 @@ def _leave_tile(rows, values, allowed, tile, scale, sums, left, raw, parts, CHUN
     x = as_it_is
     if ALLOWED:
         x = grid.only_allowed(x, allowed, rows, unit)
-    # The first lane of each warp writes what the warp found. Places that follow the lanes keep the
+    # The first lane of each warp writes what the warp found. Indices that follow the lanes keep the
     # compiler from handing it to other warps first.
     chunk = tl.expand_dims(tl.arange(0, CHUNKS) + tile * CHUNKS, 1)
     lane = tl.arange(0, 32)[None, :]
     inside = chunk < tl.cdiv(rows.vocabulary, grid.CHUNK)
     first = inside & (lane == 0)
-    place = chunk + lane
+    index = chunk + lane
     maximum = _maxima(x)
-    tl.store(left.maximum + place, maximum[:, None], mask=first)
+    tl.store(left.maximum + index, maximum[:, None], mask=first)
     if sums:
-        tl.store(left.sum + place, _sums(x, maximum, scale)[:, None], mask=first)
+        tl.store(left.sum + index, _sums(x, maximum, scale)[:, None], mask=first)
     if PARTS_TOO:
         pairs = tl.reshape(tl.max(tl.max(x, 3), 0), (CHUNKS, PARTS, 32 // PARTS))
         best = tl.broadcast_to(tl.max(pairs, 2, keep_dims=True), pairs.shape)
@@ -96,15 +96,15 @@ def _leave_tile(rows, values, allowed, tile, scale, sums, left, raw, parts, CHUN
         )
     if RAW:
         maximum = _maxima(as_it_is)
-        tl.store(raw.maximum + place, maximum[:, None], mask=first)
-        tl.store(raw.sum + place, _sums(as_it_is, maximum, LOG2_E)[:, None], mask=first)
+        tl.store(raw.maximum + index, maximum[:, None], mask=first)
+        tl.store(raw.sum + index, _sums(as_it_is, maximum, LOG2_E)[:, None], mask=first)
 
 
 @jit
 def leave_part(rows, values, allowed, share, tiles, scale, sums, left, raw, parts,
                CHUNKS: tl.constexpr, ALLOWED: tl.constexpr, RAW: tl.constexpr,
                PARTS_TOO: tl.constexpr):  # fmt: skip
-    """Writes the statistics of a share of a row, so many tiles long.
+    """Writes the statistics of a share of a row, of `tiles` tiles.
 
     values, allowed: where the row and its mask begin. sums: whether the sums are needed, which take
     an exponential of every logit. left: the row's statistics; RAW: the same of
@@ -134,45 +134,45 @@ def row_chunks(row, rows):
 
 
 @jit
-def statistics_of(place, logits, scratch):
+def statistics_of(location, logits, scratch):
     """The statistics of a row of logits."""
-    chunks = row_chunks(place.row, logits)
+    chunks = row_chunks(location.row, logits)
     return Statistics(scratch.chunk_maximum + chunks, scratch.chunk_sum + chunks)
 
 
 @jit
-def raw_statistics_of(place, logits, scratch):
+def raw_statistics_of(location, logits, scratch):
     """Those of the logits as they are; any others where there are none."""
-    raw = statistics_of(place, logits, scratch)
+    raw = statistics_of(location, logits, scratch)
     if scratch.raw_sum is not None:
-        chunks = row_chunks(place.row, logits)
+        chunks = row_chunks(location.row, logits)
         raw = Statistics(scratch.raw_maximum + chunks, scratch.raw_sum + chunks)
     return raw
 
 
 @jit
-def leave_logits(place, batch, logits, scratch, C):
+def leave_logits(location, batch, logits, scratch, C):
     """Writes a program's share of the statistics of a row of logits, whatever of them scratch has
     room for."""
     parts = scratch.chunk_maximum
     if scratch.part_maximum is not None:
-        parts = scratch.part_maximum + row_chunks(place.row, logits) * PARTS
-    heat = grid.temperature_of(place, batch, C.GREEDY)
+        parts = scratch.part_maximum + row_chunks(location.row, logits) * PARTS
+    heat = grid.temperature_of(location, batch, C.GREEDY)
     sums = (heat != 0) | (batch.likeliest > 0)
     if scratch.row_logprobs is not None:
         sums = heat == heat
     leave_part(
-        logits, grid.values_of(logits, place.row), grid.mask_of(batch, place.row),
+        logits, grid.values_of(logits, location.row), grid.mask_of(batch, location.row),
         tl.program_id(0) % batch.programs, batch.tiles,
-        scale_of(heat), sums, statistics_of(place, logits, scratch),
-        raw_statistics_of(place, logits, scratch), parts,
+        scale_of(heat), sums, statistics_of(location, logits, scratch),
+        raw_statistics_of(location, logits, scratch), parts,
         C.CHUNKS, C.ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
     )  # fmt: skip
 
 
 @jit
 def divisor_of(temperature):
-    """What logits are divided by: 1 for temperature 0, and no more than a quotient can bear."""
+    """The divisor of logits: 1 for temperature 0, and no more than a quotient can bear."""
     return tl.where(temperature == 0, 1.0, tl.minimum(temperature, 2.0**126))
 
 
@@ -184,7 +184,7 @@ def scale_of(temperature):
 
 @jit
 def totals(left, scale, rows, BLOCK: tl.constexpr):
-    """Of a row's statistics: (the keys of the chunks' maxima, the row's key, the chunks' sums
+    """Sums up a row's statistics: (the keys of the chunks' maxima, the row's key, the chunks' sums
     relative to the row's maximum). BLOCK: at least the chunks of a row."""
     chunk = tl.arange(0, BLOCK)
     inside = chunk < tl.cdiv(rows.vocabulary, grid.CHUNK)
@@ -197,21 +197,21 @@ def totals(left, scale, rows, BLOCK: tl.constexpr):
 
 
 @jit
-def totals_of(place, logits, scratch, scale, BLOCK: tl.constexpr):
+def totals_of(location, logits, scratch, scale, BLOCK: tl.constexpr):
     """`totals` of a row of logits."""
-    return totals(statistics_of(place, logits, scratch), scale, logits, BLOCK)
+    return totals(statistics_of(location, logits, scratch), scale, logits, BLOCK)
 
 
 @jit
-def leave_token(place, logits, scratch, key, token, logprob, BLOCK: tl.constexpr):
+def leave_token(location, logits, scratch, key, token, logprob, BLOCK: tl.constexpr):
     """Leaves what a row gives: its token with the key of its maximum, and the token's
     log-probabilities, if they are asked for."""
-    tl.store(scratch.row_results + place.row, grid.pack(key, token))
+    tl.store(scratch.row_results + location.row, grid.pack(key, token))
     if scratch.row_logprobs is not None:
-        tl.store(scratch.row_logprobs + place.row, logprob)
+        tl.store(scratch.row_logprobs + location.row, logprob)
     if scratch.row_raw_logprobs is not None:
-        raw = raw_statistics_of(place, logits, scratch)
+        raw = raw_statistics_of(location, logits, scratch)
         _, key, weights = totals(raw, LOG2_E, logits, BLOCK)
-        at = grid.values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
+        at = grid.values_of(logits, location.row) + token.to(tl.int64) * logits.token_stride
         above = tl.load(at).to(tl.float32) - grid.value_of(key)
-        tl.store(scratch.row_raw_logprobs + place.row, above - tl.log(tl.sum(weights)))
+        tl.store(scratch.row_raw_logprobs + location.row, above - tl.log(tl.sum(weights)))

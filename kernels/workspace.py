@@ -32,7 +32,7 @@ class Size(NamedTuple):
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Of the dimensions that buffers have."""
+        """The largest values of the buffers' dimensions."""
         return {
             **self._asdict(),
             "chunks": -(-self.vocabulary // CHUNK),
@@ -43,7 +43,7 @@ class Size(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """What a buffer holds, by its dimensions. One that starts at zero is zero again after each
+    """A buffer's type, by its dimensions. One that starts at zero is zero again after each
     verification."""
 
     dimensions: tuple[str, ...]
@@ -69,14 +69,14 @@ BUFFERS: Final = {
     "row_arrivals": Buffer(_ROWS, torch.int32, zero=True),
     "request_arrivals": Buffer(_REQUESTS, torch.int32, zero=True),
     # Row statistics: of each chunk the maximum m and the sum of exp((x - m) / T); the same of the
-    # logits as they came, at temperature 1.
+    # unchanged logits, at temperature 1.
     "chunk_maximum": Buffer(_CHUNKS),
     "chunk_sum": Buffer(_CHUNKS),
     "raw_maximum": Buffer(_CHUNKS),
     "raw_sum": Buffer(_CHUNKS),
-    # What the filters of a row keep: the logits above `lowest`, and of those that equal it the
-    # tokens up to `last_tied`. On the way there: the maxima of the parts; the parts that matter;
-    # how many of each equal `lowest`.
+    # The tokens that the filters of a row keep: the logits above `lowest`, and of those equal to it
+    # the tokens up to `last_tied`. On the way there: the maxima of the parts, the parts that
+    # matter, and how many of each equal `lowest`.
     "lowest": Buffer(_ROWS),
     "last_tied": Buffer(_ROWS, torch.int32),
     "part_maximum": Buffer(_PARTS),
@@ -167,7 +167,7 @@ class Workspace:
         return self._buffers[name]
 
     def has_room(self, size: Size) -> bool:
-        """Whether a batch of this size fits."""
+        """True if a batch of this size fits."""
         # Asked at every step: a loop would take four times as long.
         rows, vocabulary, requests, max_draft = self.size
         return (
@@ -184,7 +184,7 @@ class Workspace:
         return self._buffer(name)[: math.prod(shape)].view(shape)
 
     def kept(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        """What `make` gave for this key, which has the batch's size.
+        """The result of `make` for this key, which has the batch's size.
 
         Sizes come again at every step, and the views of a verification take longer to make than its
         launches.
@@ -258,7 +258,7 @@ def take_output(batch: Batch) -> Verified:
 
 
 def take(batch: Batch, key: tuple[object, ...], make: Callable[[Callable[[str], Tensor]], T]) -> T:
-    """What `make` makes of buffers in the batch's size, which it is given by name.
+    """The result of `make` for buffers in the batch's size, which it is given by name.
 
     They are the workspace's, and then made once for a key and size, or new ones.
     """
