@@ -10,7 +10,7 @@ from typing import Final
 
 from fastdraft.errors import FastdraftError
 
-__all__ = ["NEWEST", "OLDEST", "naming_newer", "newer"]
+__all__ = ["NEWEST", "OLDEST", "explaining_version_errors", "newer"]
 
 OLDEST: Final = (5, 19)
 """The oldest transformers that was tested, and that the extra `hf` allows."""
@@ -33,7 +33,7 @@ def newer() -> str | None:
 
 
 @contextlib.contextmanager
-def naming_newer() -> Iterator[None]:
+def explaining_version_errors() -> Iterator[None]:
     """Names a transformers newer than was tested where its interface differs from what we use.
 
     Errors of a caller's own code, such as a streamer's, pass unchanged.

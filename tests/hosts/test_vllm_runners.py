@@ -1080,7 +1080,7 @@ def beside_a_head_the_target_says_the_same(run: Run, plain: Plain) -> None:
 @on("V2 adaptive", "V2 adaptive beside draft_model")
 def rows_differ_in_the_length_of_their_drafts(run: Run, plain: Plain) -> None:
     """vLLM's own manager chooses among fastdraft's drafts, alone and beside a head."""
-    from fastdraft.serving.vllm.v2.lookup import LateRequests
+    from fastdraft.serving.vllm.v2.late_requests import LateRequests
 
     manager, read, found = run.runner.adaptive_verification, LateRequests.read, []
     assert run.speculator.enable_adaptive_verification

@@ -27,7 +27,7 @@ from fastdraft.memory.common_ngrams import (
 )
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.ngrams import build
-from fastdraft.serving.host import Target, opened
+from fastdraft.serving.host import Target, host_arguments
 from fastdraft.serving.settings import MemorySettings
 from hf_models import tiny_model
 
@@ -175,7 +175,7 @@ def test_a_host_has_it_unless_its_operator_says_otherwise(tmp_path: Path, model:
 
     def engine(target: Target | None, config: DraftConfig | None = None, **given: object) -> Engine:
         settings = MemorySettings(**given)  # type: ignore[arg-type]
-        made = opened(settings, config or DraftConfig(), target)["engine"]
+        made = host_arguments(settings, config or DraftConfig(), target)["engine"]
         assert isinstance(made, Engine)
         return made
 

@@ -12,10 +12,10 @@ import torch
 
 from fastdraft import Engine
 from fastdraft.serving.ledger import FOLDER_VARIABLE
+from fastdraft.serving.vllm.v2 import device_buffers
 from fastdraft.serving.vllm.v2 import speculator as speculator_module
-from fastdraft.serving.vllm.v2 import transfers
+from fastdraft.serving.vllm.v2.device_buffers import COPIES, Ends, TreeBuffers
 from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
-from fastdraft.serving.vllm.v2.transfers import COPIES, Ends, TreeBuffers
 from vllm_host import CYCLE, VOCABULARY, Job, V2Host
 
 
@@ -119,7 +119,7 @@ def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
 
 
 def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "COPIES", 8)
+    monkeypatch.setattr(device_buffers, "COPIES", 8)
     host = V2Host(length=2000)
     host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
     for _ in range(15):

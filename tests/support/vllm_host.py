@@ -20,7 +20,7 @@ from fastdraft.serving.vllm import FastdraftProposer
 from fastdraft.serving.vllm.plugin import Options
 from fastdraft.serving.vllm.requests import SALT, Salt
 from fastdraft.serving.vllm.v2 import speculator as speculator_module
-from fastdraft.serving.vllm.v2.lookup import LateRequests
+from fastdraft.serving.vllm.v2.late_requests import LateRequests
 from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
 from waiting import as_on_a_device, no_waiting
 

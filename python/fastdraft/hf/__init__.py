@@ -11,9 +11,9 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from fastdraft.versions import naming_newer
+from fastdraft.versions import explaining_version_errors
 
-with naming_newer():
+with explaining_version_errors():
     from fastdraft.hf.generate import generate, speculate
     from fastdraft.hf.output import SpeculativeOutput
 

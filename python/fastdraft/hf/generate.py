@@ -27,12 +27,12 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.output import SpeculativeOutput
 from fastdraft.hf.plan import Speculation
 from fastdraft.hf.requirements import require_mode
-from fastdraft.versions import naming_newer
+from fastdraft.versions import explaining_version_errors
 
 __all__ = ["generate", "speculate"]
 
 
-@naming_newer()
+@explaining_version_errors()
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,

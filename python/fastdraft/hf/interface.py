@@ -27,7 +27,7 @@ __all__ = [
     "prefill",
     "set_attention",
     "syncs_ranks",
-    "unfit",
+    "unsupported_call",
 ]
 
 CACHE: Final = next(
@@ -39,7 +39,7 @@ CACHE: Final = next(
 transformers 5.24 on."""
 
 
-def unfit(problem: str) -> InvalidValueError:
+def unsupported_call(problem: str) -> InvalidValueError:
     """The error for a model that is not called as `problem` says it must be.
 
     It names a transformers newer than was tested, which may call models otherwise.

@@ -25,7 +25,7 @@ from fastdraft.hf.attention import attending
 from fastdraft.hf.bitwise import rounding
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models.drafter import ModelDrafter
-from fastdraft.hf.interface import CACHE, decoding_scope, is_callers_own, prefill, unfit
+from fastdraft.hf.interface import CACHE, decoding_scope, is_callers_own, prefill, unsupported_call
 from fastdraft.hf.kv_cache import RowCache, RowLayer
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
@@ -45,7 +45,7 @@ from fastdraft.hf.step import CachedModel
 from fastdraft.hf.vocabulary import vocabulary_size
 from fastdraft.memory.common_ngrams import default_ngrams, tokenizer_file
 from fastdraft.step_latency import StepLatency
-from fastdraft.versions import naming_newer
+from fastdraft.versions import explaining_version_errors
 
 __all__ = ["Plan", "Speculation"]
 
@@ -104,7 +104,7 @@ class Speculation:
             )
         return self
 
-    @naming_newer()
+    @explaining_version_errors()
     def __call__(
         self,
         model: Any,
@@ -233,7 +233,7 @@ class Plan:
             problem = f"{type(model).__name__} cannot verify drafts: {answer}"
             if question.windowed:
                 problem += f"; keep max_length within {narrowest}, got {longest}"
-            raise unfit(problem)
+            raise unsupported_call(problem)
         return answer
 
     def _choose_cache(self) -> None:
@@ -346,7 +346,7 @@ class Plan:
         first_logits = logits[:, -1].to(input_ids.device, copy=True)
         columns = cache.get_seq_length()
         if columns == 0:
-            raise unfit(
+            raise unsupported_call(
                 "model must keep its keys and values in the cache that it is given, got "
                 f"{type(model).__name__}, which does not"
             )

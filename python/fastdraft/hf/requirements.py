@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.interface import CACHE, is_callers_own, syncs_ranks, unfit
+from fastdraft.hf.interface import CACHE, is_callers_own, syncs_ranks, unsupported_call
 
 __all__ = [
     "besides_text",
@@ -57,7 +57,7 @@ def require_supported(
         raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
     cache = model_kwargs.get(CACHE)
     if cache is None:
-        raise unfit(
+        raise unsupported_call(
             f"model must take a key-value cache, got {type(model).__name__}, for which generate "
             f"makes no {CACHE}"
         )

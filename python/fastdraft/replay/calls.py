@@ -26,7 +26,7 @@ from fastdraft.replay.messages import (
     flat,
     is_message,
     messages_of,
-    opened,
+    parsed,
     tools_of,
 )
 from fastdraft.replay.records import check_record
@@ -308,7 +308,7 @@ class Reader:
                 raise RecordError(f"a conversation must be messages, got {short(items)}")
             yield _Call(Asked(prompts=[prompt + mark]), Answer(text=text))
             return
-        items = opened(items)
+        items = parsed(items)
         items = [each for each in flat(items) if each] if isinstance(items, list) else items
         messages = messages_of(items)
         yield _Call(

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import jmespath
 
 from fastdraft.replay.lines import RecordError
-from fastdraft.replay.messages import opened
+from fastdraft.replay.messages import parsed
 
 __all__ = ["AROUND", "NO_CALLS", "ROWS", "Row", "flattened", "mapped", "search"]
 
@@ -245,7 +245,7 @@ def flattened(value: Json) -> Json:
             inner[last] = content
     found |= {name: _listed(content) for name, content in nested.items()}
     for whole, part in (("input.value", "messages"), ("output.value", "choices")):
-        inner = opened(found.get(whole))  # OpenInference has the whole bodies beside the messages
+        inner = parsed(found.get(whole))  # OpenInference has the whole bodies beside the messages
         if isinstance(inner, dict) and isinstance(inner.get(part), list):
             found[f"llm.{whole[:-6]}_messages"] = inner
     said = [found.get(each) for each in ("event.name", "event_name", "eventName")]

@@ -23,7 +23,7 @@ __all__ = [
     "flat",
     "is_message",
     "messages_of",
-    "opened",
+    "parsed",
     "text_of",
     "tools_of",
 ]
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     model: str | None = None
 
 
-def opened(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     """A string that is JSON of a request, of an answer or of messages is parsed; all else stays."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
@@ -280,14 +280,14 @@ _SHAPES: Final = {*_REQUESTS, *_ANSWERS, "role", "body", "lc"}
 
 def asked(value: Any) -> Asked | None:
     """The prompt of a request in any interface's form; None where it is no request."""
-    value = opened(value)
+    value = parsed(value)
     if isinstance(value, str):
         return Asked(prompts=[value])
     if isinstance(value, list):
         if value and all(type(each) is int for each in value):
             return Asked(prompt_ids=value)
         if value and all(isinstance(each, str) for each in value):
-            inner = opened(value[0])  # lm-eval has the messages of a chat as a string
+            inner = parsed(value[0])  # lm-eval has the messages of a chat as a string
             return Asked(prompts=value) if isinstance(inner, str) else asked(inner)
         return Asked(messages_of(value)) if value else None
     if not isinstance(value, dict):
@@ -297,7 +297,7 @@ def asked(value: Any) -> Asked | None:
     name = next((each for each in _REQUESTS if value.get(each) is not None), None)
     if name is None:
         return asked(value["body"]) if value.get("body") else None
-    inner = opened(value[name])
+    inner = parsed(value[name])
     if name == "messages" and isinstance(inner, str):
         raise RecordError(f"messages must be a list, got {short(inner)}")
     are_messages = isinstance(inner, {"messages": list, "input": str}.get(name, ()))
@@ -340,7 +340,7 @@ def choices(value: Any) -> list[Answer]:
     if isinstance(value, str) and value.lstrip().startswith(("data:", "event:", ":")):
         events = _events(value)
         value = _streamed(events) if events else value
-    value = opened(value)
+    value = parsed(value)
     if value is None or value == {} or value == []:
         return []
     if isinstance(value, str):

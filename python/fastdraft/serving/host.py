@@ -46,10 +46,10 @@ __all__ = [
     "Namespace",
     "Target",
     "Text",
+    "host_arguments",
     "memory_key",
-    "opened",
-    "share",
-    "watch",
+    "open_replica",
+    "report_totals",
 ]
 
 KEY_VARIABLE: Final = "FASTDRAFT_MEMORY_KEY"
@@ -138,7 +138,7 @@ def memory_key() -> str:
     return key
 
 
-def share(memory: Memory, url: str | os.PathLike[str], target: Target) -> Replica:
+def open_replica(memory: Memory, url: str | os.PathLike[str], target: Target) -> Replica:
     """Shares a host's memory with the other replicas of a fleet, which publish at a URL.
 
     Raises:
@@ -151,7 +151,9 @@ def share(memory: Memory, url: str | os.PathLike[str], target: Target) -> Replic
     return replica
 
 
-def opened(settings: MemorySettings, config: DraftConfig, target: Target | None) -> dict[str, Any]:
+def host_arguments(
+    settings: MemorySettings, config: DraftConfig, target: Target | None
+) -> dict[str, Any]:
     """The arguments of `HostRequests` for an operator's settings.
 
     Args:
@@ -161,7 +163,7 @@ def opened(settings: MemorySettings, config: DraftConfig, target: Target | None)
             the common n-grams are of; None for neither.
 
     Raises:
-        InvalidValueError: See `share`.
+        InvalidValueError: See `open_replica`.
         DatastoreError: A datastore or the table of n-grams cannot be opened.
     """
     memory, url = Memory(settings.memory_bytes), settings.memory_url
@@ -174,11 +176,11 @@ def opened(settings: MemorySettings, config: DraftConfig, target: Target | None)
         "memory": memory,
         "frozen": [Datastore.open(path) for path in settings.datastores],
         "shared": settings.shared_namespaces,
-        "replica": None if url is None or target is None else share(memory, url, target),
+        "replica": None if url is None or target is None else open_replica(memory, url, target),
     }
 
 
-def watch(replica: Replica, report: Callable[[Totals], None]) -> None:
+def report_totals(replica: Replica, report: Callable[[Totals], None]) -> None:
     """Has `report` take the replica's totals after each of its looks, in its thread."""
     replica.refreshed = lambda: report(
         {
@@ -280,7 +282,7 @@ class HostRequests(Generic[TextT]):
 
     def totals(self, stats: DraftStats) -> dict[str, float]:
         """The counts since the start, and the present sizes: values of `metrics.FIELDS`, without
-        those of a fleet, which change while no requests come: see `watch`.
+        those of a fleet, which change while no requests come: see `report_totals`.
 
         `stats` are the counts of all requests, or those of predictions alone. O(stores) after a
         change of the memory, else O(1).

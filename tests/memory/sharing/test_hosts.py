@@ -11,7 +11,7 @@ from fastdraft import Memory
 from fastdraft.errors import InvalidValueError
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.sharing import Objects
-from fastdraft.serving.host import Target, share
+from fastdraft.serving.host import Target, open_replica
 from fastdraft.serving.sglang import Corpus
 from fleets import KEY, contents
 
@@ -50,11 +50,11 @@ def test_models_with_the_same_tokenizer_share(
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "tokenizer.json").write_text(text)
-        replica = share(Memory(1 << 20), url, Target("model", str(folder)))
+        replica = open_replica(Memory(1 << 20), url, Target("model", str(folder)))
         replica.memory.of("t")[0].add([1, 2, 3])
         assert replica.refresh()
         found.add(fingerprint(folder))
         replica.close()
     assert len(found) == 2 and len(Objects(url, KEY).ls()) == 2
     # One that is nowhere has no fingerprint.
-    share(Memory(1 << 20), url, Target("model", "none/such")).close()
+    open_replica(Memory(1 << 20), url, Target("model", "none/such")).close()

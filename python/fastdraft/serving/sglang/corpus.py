@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftConfig, DraftStats, Offers, Successors
 from fastdraft.errors import InvalidValueError
-from fastdraft.serving.host import HostRequests, opened, watch
+from fastdraft.serving.host import HostRequests, host_arguments, report_totals
 from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.metrics import Totals
 from fastdraft.serving.request_options import TICKET
@@ -84,7 +84,7 @@ class Corpus(HostRequests[RequestText]):
             vocabulary=vocabulary,
         )
         super().__init__(
-            **opened(memory_settings(server_args), config, target_of(server_args)),
+            **host_arguments(memory_settings(server_args), config, target_of(server_args)),
             in_step=ranks_of(server_args) > 1,
         )
         self._width = draft_token_num
@@ -96,7 +96,7 @@ class Corpus(HostRequests[RequestText]):
         self._reported_at = -math.inf
         self._guard([], self._tell)
         if self.replica is not None and report is not None:
-            watch(self.replica, report)
+            report_totals(self.replica, report)
 
     def begin(self, reqs: Iterable[Any]) -> None:
         """Takes up those of a batch's `Req`s that are new. O(text) for a new one, else O(1)."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import DraftConfig, DraftStats, __version__
-from fastdraft.serving.host import HostRequests, Target, Text, opened, watch
+from fastdraft.serving.host import HostRequests, Target, Text, host_arguments, report_totals
 from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.request_options import PREDICTION, TICKET, UNLIMITED
 from fastdraft.serving.vllm.interface import RequestData, VllmConfig, first_rank_group
@@ -122,7 +122,7 @@ class VllmRequests(HostRequests[VllmTextT]):
         config = replace(config, vocabulary=int(model.get_vocab_size()))
         target = Target(model.model, model.tokenizer, model.tokenizer_revision)
         super().__init__(
-            **opened(settings, config, target if drafts else None),
+            **host_arguments(settings, config, target if drafts else None),
             own_options=(SALT,),
             in_step=in_step,
         )
@@ -130,7 +130,7 @@ class VllmRequests(HostRequests[VllmTextT]):
         rank = vllm_config.parallel_config.data_parallel_rank
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
         if self.replica is not None and self._ledger is not None:
-            watch(self.replica, self._ledger.publish)
+            report_totals(self.replica, self._ledger.publish)
 
     def _start(
         self, text: VllmTextT, request: Request | None, token_ids: NDArray[np.int32], length: int

@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastdraft.serving.vllm.plugin import Hooks
 from fastdraft.serving.vllm.v1 import interface as v1
 from fastdraft.serving.vllm.v1.proposer import FastdraftProposer
-from fastdraft.serving.vllm.v1.sampling import mend_sampling
+from fastdraft.serving.vllm.v1.sampling import patch_sampling
 
 __all__ = ["HOOKS"]
 
@@ -24,7 +24,7 @@ def _attach(
     proposer = getattr(runner, "drafter", None)
     if isinstance(proposer, FastdraftProposer):
         if runner.device.type == "cpu":
-            mend_sampling()
+            patch_sampling()
         proposer.attach(runner)
 
 

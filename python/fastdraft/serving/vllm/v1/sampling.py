@@ -15,10 +15,10 @@ from fastdraft.serving.vllm.v1 import interface as v1
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["mend_sampling"]
+__all__ = ["patch_sampling"]
 
 
-def mend_sampling() -> None:
+def patch_sampling() -> None:
     """Replaces what does wrong in this process."""
     import torch
 

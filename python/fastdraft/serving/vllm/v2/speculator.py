@@ -28,10 +28,10 @@ from fastdraft.serving.vllm.method import has_head
 from fastdraft.serving.vllm.requests import Request, is_first_rank
 from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.v2 import interface as v2
-from fastdraft.serving.vllm.v2.beside import BINS, HeadRecord
 from fastdraft.serving.vllm.v2.coupled import couple
-from fastdraft.serving.vllm.v2.lookup import LateRequests
-from fastdraft.serving.vllm.v2.transfers import Ends, TreeBuffers
+from fastdraft.serving.vllm.v2.device_buffers import Ends, TreeBuffers
+from fastdraft.serving.vllm.v2.head_record import BINS, HeadRecord
+from fastdraft.serving.vllm.v2.late_requests import LateRequests
 from fastdraft.serving.vllm.v2.verification import adapt
 
 __all__ = ["FastdraftSpeculator"]

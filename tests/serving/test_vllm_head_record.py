@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastdraft.serving.vllm.v2.beside import BINS, HeadRecord
+from fastdraft.serving.vllm.v2.head_record import BINS, HeadRecord
 
 LOOKAHEAD = 3
 GUESSED = 4.0

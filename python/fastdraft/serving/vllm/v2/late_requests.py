@@ -18,8 +18,8 @@ from fastdraft.serving.request_options import UNLIMITED
 from fastdraft.serving.vllm.interface import VllmConfig
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.v2.beside import HeadRecord
-from fastdraft.serving.vllm.v2.transfers import EndsCopy
+from fastdraft.serving.vllm.v2.device_buffers import EndsCopy
+from fastdraft.serving.vllm.v2.head_record import HeadRecord
 
 __all__ = ["LateRequests"]
 
