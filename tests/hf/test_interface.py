@@ -298,10 +298,10 @@ def test_the_models_own_generation_config_counts() -> None:
 
 def test_the_engine_of_a_configuration_learns_on(model: Any) -> None:
     config = DraftConfig(lookahead=7)
-    before = engine(model, config)
+    before = engine(model, config, None)
     for _ in range(2):
         assert_decodes(model, repetitive_batch(1), config, exact=True, max_new_tokens=NEW)
-    assert engine(model, config) is before is not engine(model, DraftConfig())
+    assert engine(model, config, None) is before is not engine(model, DraftConfig(), None)
 
 
 def test_generations_in_several_threads(model: Any) -> None:
