@@ -637,7 +637,8 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
     # The last token's row ends the draft, whatever the draft's next token is.
     statistics.leave_token(location, logits, scratch, against.key, found, logprob, C.BLOCK)
     tl.debug_barrier()
-    kept = Location(row, request, first, last)
+    first, _size = _rows_of(request, batch)  # again: kept in registers, it would spill on sm_100
+    kept = Location(first, request, first, last)
     accept(kept, batch, logits, scratch, output, C)
 
 
