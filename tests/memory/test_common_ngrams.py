@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("transformers")
 import torch
+import transformers
 from click.testing import CliRunner
 
 from byte_tokenizer import byte_tokenizer
@@ -124,6 +125,14 @@ def test_what_cannot_be_kept_costs_drafts_alone(
         assert default_ngrams(model, None) is None
     assert "drafts have no common n-grams: cannot keep" in caplog.text
     assert default_ngrams(None, 300) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_tokenizer_written_in_python_gets_no_table() -> None:
+    tokenizer = transformers.ByT5Tokenizer()
+    with pytest.raises(InvalidValueError, match=r"must have a tokenizer\.json, .* ByT5Tokenizer"):
+        common_ngrams(tokenizer)
+    assert default_ngrams(tokenizer, None) is None
 
 
 @pytest.mark.usefixtures("cache")

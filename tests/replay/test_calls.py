@@ -1067,8 +1067,8 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
 def test_what_is_no_call_is_counted_and_told(line: Any) -> None:
     found, reader, _ = read(line, logged(ASKED, RESPONSE))
     assert found == [([USER], SAID)]
-    told = [each for each in reader.summary() if each.startswith("left out: 1 x ")]
-    assert len(told) == 1 and "f, line 1" in told[0]
+    left_out = [each for each in reader.summary() if each.startswith("left out: 1 x ")]
+    assert len(left_out) == 1 and "f, line 1" in left_out[0]
 
 
 def test_what_is_wrong_within_a_string_that_is_json_is_told() -> None:

@@ -345,5 +345,5 @@ def test_trees_that_have_changed_are_copied_and_no_others() -> None:
                 assert np.array_equal(theirs.numpy(), expected)
             assert taken.requests.tolist() == [step] * places
             assert beside.tolist() == [step / 8] * more
-    # A buffer lacks what was published since its turn, which is two or three times.
+    # Three buffers take turns: one lacks the changes of the two or three latest publications.
     assert np.mean(sizes) < 4 * 1.5

@@ -35,7 +35,7 @@ class OutputLengths {
     double rate = 0.0;  // its tokens a step; 0: there is no such output
   };
 
-  // The tokens that each of these may still emit, 1 at least. O(rows * kNewest).
+  // Returns how many tokens each output may still emit, at least 1. O(rows * kNewest).
   std::vector<double> rests(const std::vector<Running>& rows) const;
 
   // Returns the weight of each row's tokens, 1 in the mean; 0 for a row that is none. A batch waits

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from fastdraft.errors import DatastoreError, FastdraftError
+from fastdraft.errors import DatastoreError, FastdraftError, InvalidValueError
 from fastdraft.files import cache_directory
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.ngrams import NgramTable, build
@@ -47,7 +47,7 @@ def common_ngrams(tokenizer: Any) -> NgramTable:
             of the folder with it.
 
     Raises:
-        InvalidValueError: `tokenizer` is none of these.
+        InvalidValueError: `tokenizer` is none of these, or is written in Python.
         DatastoreError: The table cannot be kept.
     """
     mark = fingerprint(tokenizer)
@@ -119,7 +119,11 @@ def _loaded(tokenizer: Any) -> Any:
         path = Path(tokenizer)
         loaded = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
     else:
-        loaded = Tokenizer.from_str(getattr(tokenizer, "backend_tokenizer", tokenizer).to_str())
+        inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not hasattr(inner, "to_str"):
+            kind = type(tokenizer).__name__
+            raise InvalidValueError(f"tokenizer must have a tokenizer.json, got a {kind} without")
+        loaded = Tokenizer.from_str(inner.to_str())
     loaded.no_truncation()
     loaded.no_padding()
     return loaded
