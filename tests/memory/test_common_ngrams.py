@@ -136,6 +136,17 @@ def test_a_tokenizer_written_in_python_gets_no_table() -> None:
 
 
 @pytest.mark.usefixtures("cache")
+def test_a_file_that_tokenizers_cannot_read_gives_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": {"type": "of tomorrow", "vocab": {"a": 0}}}')
+    with pytest.raises(
+        InvalidValueError, match=r"cannot read a tokenizer from .*tokenizer\.json: "
+    ):
+        common_ngrams(path)
+    assert default_ngrams(path, None) is None
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_vocabulary_that_lacks_tokens_gets_no_table(model: Path) -> None:
     table = default_ngrams(model, None)
     assert table is not None

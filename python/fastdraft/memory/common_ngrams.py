@@ -117,7 +117,11 @@ def _loaded(tokenizer: Any) -> Any:
 
     if isinstance(tokenizer, str | os.PathLike):
         path = Path(tokenizer)
-        loaded = Tokenizer.from_file(str(path / "tokenizer.json" if path.is_dir() else path))
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            loaded = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise InvalidValueError(f"cannot read a tokenizer from {path}: {error}") from error
     else:
         inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(inner, "to_str"):
