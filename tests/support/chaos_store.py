@@ -15,14 +15,16 @@ __all__ = ["ChaosStore"]
 class ChaosStore(MemoryFileSystem):
     """Objects in memory, with faults at random while `faulty` is set.
 
-    Of 20 calls one fails, some after they did what was asked; of 10 reads one is wrong. What was
-    written lately may be listed late and be read in part; what was removed may still be listed.
+    Of 20 calls one fails (`failing`), some after they did what was asked; of 10 reads one is wrong.
+    What was written lately may be listed late and be read in part; what was removed may still be
+    listed.
     """
 
     protocol = "chaos"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     faulty = False
+    failing = 0.05  # the probability that a call fails
     chance = random.Random(0)
     clock = 0  # in calls
     born: ClassVar[dict[str, int]] = {}
@@ -38,12 +40,13 @@ class ChaosStore(MemoryFileSystem):
         cls.gone.clear()
         cls.chance = random.Random(seed)
         cls.faulty = False
+        cls.failing = 0.05
 
     def _call(self) -> bool:
         """Counts a call; whether it is to fail after it did what was asked."""
         cls = ChaosStore
         cls.clock += 1
-        if not cls.faulty or cls.chance.random() > 0.05:
+        if not cls.faulty or cls.chance.random() > cls.failing:
             return False
         if cls.chance.random() < 0.5:
             return True

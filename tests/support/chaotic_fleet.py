@@ -39,11 +39,16 @@ def check_chaos(seed: int, documents: int) -> Counter[str]:
         every.add((name, number))
         if chance.random() < 0.2:
             replica.find([chance.choice(NAMESPACES)])
+            # In an outage every call fails. Threads share the dice: without one, no refresh is sure
+            # to fail, since a call is tried again.
+            outage = number > documents // 2 and not found["outages"]
+            ChaosStore.failing = 1.0 if outage else 0.05
             if replica.refresh():
+                assert not outage
                 found["refreshes"] += 1
                 safe |= _acknowledged(replica, said) - dead
-            else:
-                found["refreshes that failed"] += 1
+            found["outages"] += outage
+            ChaosStore.failing = 0.05
         if chance.random() < 0.01:
             # Killed: what was not acknowledged may be lost.
             del said[replica]
