@@ -23,6 +23,9 @@ from fastdraft.memory.datastore import DatastoreWriter
 from fastdraft.replay import PEERS, EnginePeer, Peer, Unavailable
 from turns import Ids, Turn, chunks
 
+# Some versions of numba warn of the lists that vLLM's n-gram proposer passes it.
+pytestmark = pytest.mark.filterwarnings(r"ignore:\s*Encountered the use of a type")
+
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 LOOKAHEAD = 10  # the longest draft of the peers
 DOCUMENT = 2_000
