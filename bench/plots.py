@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import geometric_mean
@@ -30,13 +31,6 @@ TITLES = {
     "arctic-best": "Arctic, its best settings",
 }
 # As results call them.
-PEERS = {
-    "fastdraft": "fastdraft",
-    "transformers prompt lookup": "transformers",
-    "vLLM n-gram": "vllm",
-    "Arctic suffix decoding": "arctic",
-    "Arctic suffix decoding, local tree": "arctic-local",
-}
 SERVED = {"fastdraft-v1": "fastdraft", "suffix": "arctic", "ngram": "vllm"}
 COMPARED_COST = 0.02
 
@@ -101,10 +95,9 @@ def families_against_arctic() -> dict[str, dict[str, float]]:
 def propose_latency() -> dict[str, dict[int, float]]:
     """By drafter and tokens of context, the median time of a proposal in microseconds."""
     found: dict[str, dict[int, float]] = {}
-    for row in result("index")["rows"]:
-        if row["name"] in PEERS:
-            name = PEERS[row["name"]]
-            found.setdefault(name, {})[row["context"]] = row["propose"]["p50_us"]
+    for row in result("core")["rows"]:
+        if match := re.fullmatch(r"alone\[propose-(\d+)\]", row["case"]):
+            found.setdefault(row["drafter"], {})[int(match[1])] = row["p50_us"]
     return found
 
 
@@ -182,7 +175,7 @@ def draw_propose_latency() -> Figure:
         xlabel="tokens of context",
         ylabel="one proposal, microseconds (median)",
     )
-    axes.set_title(f"Time of one proposal, {machine('index')}")
+    axes.set_title(f"Time of one proposal, {machine('core')}")
     axes.legend()
     return figure
 
