@@ -215,9 +215,7 @@ rehearsal: $(VENV)/.tools $(VENV)/.release ## Rehearse a release on this machine
 bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that can be installed
 	@rm -f $(VENV)/.core && $(MAKE) --no-print-directory $(VENV)/.core LTO=ON
 	cmake --preset release && cmake --build --preset release
-	python bench/corpus.py build/bench/tokens.bin
 	! command -v valgrind > /dev/null || python bench/instructions.py build/release/bench_operations
-	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python -m pytest bench $(DATA:%=--data %)

@@ -161,6 +161,15 @@ def run_all(jobs: Sequence[Job], families: dict[str, list[Record]]) -> list[tupl
         )
 
 
+def resampled(rows: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
+    """Sums of `rows`, each of one request, over as many requests drawn with replacement: one sum
+    for each resample of a bootstrap."""
+    size = len(rows)
+    drawn = np.random.default_rng(0).integers(size, size=(resamples, size))
+    times = np.array([np.bincount(draw, minlength=size) for draw in drawn])
+    return np.tensordot(times, rows, axes=1)
+
+
 def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
     """The bins of at least `ENOUGH` tokens, of one family at one cost, by how far they are off:
     with 95 % intervals of the difference, by bootstrap over requests."""
@@ -170,7 +179,7 @@ def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
         form = "chain" if job.config.tree_budget is None else "tree"
         predicted, accepted, count = each.bins.sum(axis=0).T
         enough = count >= ENOUGH
-        sums = harness.resampled(each.bins[:, enough])
+        sums = resampled(each.bins[:, enough])
         # A resample may hold no token of a bin.
         off = (sums[..., 0] - sums[..., 1]) / np.maximum(sums[..., 2], 1)
         intervals = iter(np.percentile(off, [2.5, 97.5], axis=0).T)

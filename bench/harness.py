@@ -6,17 +6,14 @@ Results name machine, commit and command, and are written as `fastdraft.replay.m
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -75,44 +72,6 @@ def recorded_families(
     return read_families(chosen, encode, references=references)
 
 
-def in_a_process(call: Callable[..., Any], *operands: Any) -> Any:
-    """What a call gives in a fresh process, for what a process's memory says."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(call, *operands).result()
-
-
-class Forward(NamedTuple):
-    """A forward of a model: when it began and ended, in seconds, and for how many rows."""
-
-    began: float
-    ended: float
-    rows: int
-
-
-@contextmanager
-def timed_forwards(model: Any, clock: Callable[[], float]) -> Iterator[list[Forward]]:
-    """A list that takes each forward of a model of transformers, by a clock's readings."""
-    forwards: list[Forward] = []
-    began = 0.0
-
-    def before(*_: Any) -> None:
-        nonlocal began
-        began = clock()
-
-    def after(_model: Any, _operands: Any, options: Row, _output: Any) -> None:
-        forwards.append(Forward(began, clock(), len(options["input_ids"])))
-
-    hooks = [
-        model.register_forward_pre_hook(before),
-        model.register_forward_hook(after, with_kwargs=True),
-    ]
-    try:
-        yield forwards
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def percentiles(times: Iterable[int]) -> dict[str, float]:
     """p50 and p99 of single calls in microseconds, from nanoseconds; less the clock's own cost."""
     p50, p99 = p50_p99(np.fromiter(times, np.float64) - clock_ns())
@@ -138,15 +97,6 @@ def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
     """One side's figure as a multiple of the other's in the same rounds, with its interval."""
     found = paired_ratio([row[key] for row in rows], [row[key] for row in others])
     return {"ratio": found.median, "low": found.low, "high": found.high}
-
-
-def resampled(rows: np.ndarray, *, resamples: int = 1000) -> np.ndarray:
-    """Sums of `rows`, each of one request, over as many requests drawn with replacement: one sum
-    for each resample of a bootstrap."""
-    size = len(rows)
-    drawn = np.random.default_rng(0).integers(size, size=(resamples, size))
-    times = np.array([np.bincount(draw, minlength=size) for draw in drawn])
-    return np.tensordot(times, rows, axes=1)
 
 
 def show(

@@ -133,14 +133,11 @@ def families(folder: Path) -> list[Row]:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="FOLDER", help="cuts the text; by default into words"
-    )
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="recorded requests, *.jsonl")
     options = parser.parse_args()
 
     about = harness.about()
-    tokens = corpus.tokens(TEXTS * LENGTH * 8, options.tokenizer).reshape(TEXTS, -1)
+    tokens = corpus.tokens(TEXTS * LENGTH * 8).reshape(TEXTS, -1)
     texts = [tuple(row[:LENGTH].tolist()) for row in tokens]
     results = experiments(texts)
     results["families"] = [] if options.data is None else families(options.data)

@@ -93,13 +93,25 @@ class Replayer:
 def measure(model: Any, run: Callable[[], object], _: int) -> Row:
     """The loop's CPU time in a step, in microseconds, and the whole step's, while all rows run,
     without the prompt's."""
-    with harness.timed_forwards(model, time.process_time) as forwards:
-        run()
-    began, ended, rows = np.array(forwards).T
-    whole = np.flatnonzero(rows[:-1] == rows[0])[1:-1]
+    began: list[float] = []
+    ended: list[float] = []
+    rows: list[int] = []
+
+    def after(_model: Any, _operands: Any, options: Row, _output: Any) -> None:
+        ended.append(time.process_time())
+        rows.append(len(options["input_ids"]))
+
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: began.append(time.process_time())),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    run()
+    for hook in hooks:
+        hook.remove()
+    whole = np.flatnonzero(np.array(rows[:-1]) == rows[0])[1:-1]
     return {
-        "p50_us": 1e6 * float(np.median((began[1:] - ended[:-1])[whole])),
-        "step_us": 1e6 * float(np.median((began[1:] - began[:-1])[whole])),
+        "p50_us": 1e6 * float(np.median(np.subtract(began[1:], ended[:-1])[whole])),
+        "step_us": 1e6 * float(np.median(np.diff(began)[whole])),
     }
 
 

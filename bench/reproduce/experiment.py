@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -351,7 +351,7 @@ class Experiment:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        with torch.inference_mode(), harness.timed_forwards(self.model, self._now) as forwards:
+        with torch.inference_mode(), timed_forwards(self.model, self._now) as forwards:
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
@@ -362,7 +362,7 @@ class Experiment:
         later = len(tokens) - first
         seconds = (time.perf_counter() - began) / later if later else None
         drafted = (None, []) if output is None else (output.stats, output.assistants or [])
-        took = [each.ended - each.began for each in forwards[prompts_forwards:]]
+        took = forwards[prompts_forwards:]
         return Answer(tokens, seconds, *drafted), took
 
     def _now(self) -> float:
@@ -382,6 +382,21 @@ class Experiment:
             threads=torch.get_num_threads(),
         )
         harness.finish(options, {**about, **results})
+
+
+@contextmanager
+def timed_forwards(model: Any, clock: Callable[[], float]) -> Iterator[list[float]]:
+    """A list that takes the seconds of each forward of a model, by a clock's readings."""
+    seconds: list[float] = []
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: seconds.append(-clock())),
+        model.register_forward_hook(lambda *_: seconds.append(seconds.pop() + clock())),
+    ]
+    try:
+        yield seconds
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def options_of(
