@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -205,32 +204,18 @@ class Target:
     model: Any
     tokenizer: Any
 
-    def encode(
-        self,
-        prompt: str,
-        answer_start: str = "",
-        *,
-        before: Sequence[str] = (),
-        max_new_tokens: int,
-    ) -> Any:
+    def encode(self, prompt: str, answer_start: str = "", *, max_new_tokens: int) -> Any:
         """The model's inputs, of one row, for a user's prompt and the first words of the answer.
-
-        `before` is the conversation before the prompt, what user and model said in turn.
 
         Raises:
             TargetError: The prompt is empty, or too long for `max_new_tokens` more.
         """
-        said = [*before, prompt]
         template = self.tokenizer.chat_template
+        text = prompt
         if template:
-            roles = ("user", "assistant")
             text = self.tokenizer.apply_chat_template(
-                [{"role": roles[at % 2], "content": words} for at, words in enumerate(said)],
-                tokenize=False,
-                add_generation_prompt=True,
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
             )
-        else:
-            text = "\n\n".join(said)
         # A chat template writes the special tokens itself.
         inputs = self.tokenizer(
             text + answer_start, add_special_tokens=not template, return_tensors="pt"
