@@ -37,8 +37,7 @@ from transformers.generation.stopping_criteria import (
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.kernels.filters import warp
-from fastdraft.kernels.operands import Warpers
+from fastdraft.verification import warp
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
 
@@ -149,7 +148,7 @@ class Warping:
         """The scores (positions, vocabulary) after the warpers."""
         if self == Warping():
             return scores
-        return warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
+        return warp(scores, **self.of_rows(len(scores), scores.device))
 
     def of_rows(self, rows: int, device: torch.device) -> dict[str, Any]:
         """The options of verification, as tensors (rows,) where they do something."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fastdraft.hf.device import on_device
 from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.processors import Warping
-from fastdraft.kernels.workspace import Size
 from fastdraft.verification import (
+    Size,
     Verified,
     Workspace,
     verify_greedy,

@@ -31,7 +31,7 @@ from fastdraft.kernels.operands import (
 )
 from fastdraft.verification.checks import INTEGER_TYPES, check_tensor
 
-__all__ = ["Aligned", "Aligner", "Head", "Texts", "Trees"]
+__all__ = ["Aligned", "Aligner", "Head", "Texts", "Trees", "width_beside_head"]
 
 PROBABILITIES: Final = (
     *(0.05, 0.23, 0.47, 0.57, 0.64, 0.69, 0.70, 0.72, 0.73),

@@ -70,12 +70,13 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fastdraft.kernels.operands import Status, Verified
-from fastdraft.kernels.workspace import Workspace
+from fastdraft.kernels.workspace import Size, Workspace
 from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
-from fastdraft.verification.verify import verify_greedy, verify_rejection, verify_sampled
+from fastdraft.verification.verify import verify_greedy, verify_rejection, verify_sampled, warp
 from fastdraft.verification.warm import warm_up
 
 __all__ = [
+    "Size",
     "Status",
     "Verified",
     "Workspace",
@@ -86,4 +87,5 @@ __all__ = [
     "verify_rejection",
     "verify_sampled",
     "warm_up",
+    "warp",
 ]

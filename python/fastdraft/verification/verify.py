@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastdraft.kernels import greedy, rejection, sampled
-from fastdraft.kernels.operands import Batch, Verified
+from fastdraft.kernels import filters, greedy, rejection, sampled
+from fastdraft.kernels.operands import Batch, Verified, Warpers
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.checks import (
     check_batch,
@@ -187,6 +187,22 @@ def verify_rejection(
         # At temperature 0 the target is certain of its argmax, and accepts that alone.
         return _finished(batch, greedy.verify(batch))
     return _finished(batch, rejection.verify(batch, sampling, draft_logits))
+
+
+def warp(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """The scores of rows of logits (rows, vocabulary), of whose softmax `verify_sampled` draws.
+
+    They are divided by the temperature, above 0, and -inf for what the filters remove. Options are
+    tensors (rows,), None for a filter that nobody has; they are not checked.
+    """
+    return filters.warp(logits, Warpers(temperature, top_k, top_p, min_p))
 
 
 def _finished(batch: Batch, emitted: Verified) -> Verified:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft._core import DepthAcceptance
-from fastdraft.kernels.operands import width_beside_head
+from fastdraft.late.alignment import width_beside_head
 
 __all__ = ["BINS", "HeadRecord"]
 
