@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from fastdraft import step_latency
 from slow_tests import TESTS, is_quick_room, is_slow
@@ -19,6 +19,8 @@ LAYERS = 2
 
 # No case fails for the time that it takes on a busy machine.
 settings.register_profile("untimed", deadline=None)
+# `make campaign` runs all random cases with it, over and over.
+settings.register_profile("campaign", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
 

@@ -49,7 +49,6 @@ class Calls:
         self._shared = shared
         self._most = engine.config.tree_budget or engine.config.lookahead
         self._own = [] if shared is None else [engine.add_request(self._text(60))]
-        self.vanished = 0  # rows
 
     def draw(self) -> Callable[[], None]:
         """The next call."""
@@ -120,7 +119,6 @@ class Calls:
             failed = error.rows
         assert own.keys().isdisjoint(failed)
         assert all(isinstance(error, UnknownRequestError) for error in failed.values())
-        self.vanished += len(failed)
         for at, before in own.items():
             assert self._engine.num_tokens(some[at]) == before + len(emitted[at])
         if self._shared is not None and self._engine.num_tokens(self._own[0]) > 500:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from fastdraft import Datastore
 from fleets import join, say
-from killed_memory import restored
+from killed_memory import check_killed, restored
+from random_cases import cases
 
 
 @pytest.mark.parametrize("alphabet", [2, 100_000])
@@ -22,6 +24,12 @@ def test_much_text_is_saved_and_read_whole(tmp_path: Path, alphabet: int) -> Non
     found = restored(tmp_path, "much")
     assert [len(part) for part in found] == [3000] * 100
     assert np.array_equal(np.concatenate(found), text)
+
+
+@cases(1)
+def test_a_writer_is_killed_at_any_instant(seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        check_killed(Path(folder), 10, seed)
 
 
 # --- Documents of one store in another ---

@@ -25,6 +25,7 @@ from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.memory.sharing import Objects, Replica
 from fastdraft.memory.sharing import objects as objects_module
 from fleets import KEY, contents, folder_of, holds, join, read, say, texts
+from random_cases import cases
 
 
 @pytest.fixture(autouse=True)
@@ -250,7 +251,7 @@ def test_200_tenants_take_two_calls_each(tmp_path: Path, monkeypatch: pytest.Mon
 # --- What fails ---
 
 
-@pytest.mark.parametrize("seed", range(3))
+@cases(3)
 @pytest.mark.filterwarnings("ignore")
 def test_a_store_that_fails_in_all_ways_loses_nothing(seed: int) -> None:
     found = check_chaos(seed, 400)

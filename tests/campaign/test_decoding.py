@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from hypothesis import assume, event
 from numpy.typing import NDArray
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -30,21 +30,21 @@ from hf_models import (
     Silent,
     charge_in_steps,
 )
-
-__all__ = ["case"]
+from random_cases import cases
 
 # Of scores, which are float32 in the end, relative to the largest of them.
 _NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 
-def case(seed: int) -> Counter[str]:
-    """One model and one batch, decoded by several drafters. Counts what was compared."""
+@cases(4)
+def test_any_drafter_decodes_as_generate_does(seed: int) -> None:
+    """One model and one batch, decoded by several drafters."""
     chance = random.Random(seed)
     family = chance.choice(FAMILIES)
     try:
         model = random_model(family, chance)
     except Exception as error:
-        return Counter({f"not built: {family}: {_brief(error)}": 1})
+        _leave_out(f"not built: {family}: {_brief(error)}")
     # No clock decides; some forwards are padded to a wider one, and some steps have no drafts.
     charge_in_steps(model, chance.choice([1, 1, 4]), plain=0.05)
     inputs = _prompts(chance)
@@ -58,47 +58,38 @@ def case(seed: int) -> Counter[str]:
         )
         assert not tried.logits[-1].isnan().any(), "not a number"
     except Exception as error:
-        return Counter({f"transformers fails: {family}: {_brief(error)}": 1})
-    found: Counter[str] = Counter()
-    if _decoded(model, inputs, {"max_new_tokens": 1}, found, family, Generous) is None:
-        # Before anything else, since plain decoding of some of these takes minutes.
-        return found
-    if chance.random() < 0.25:
-        return _sampled(chance, family, model, inputs, options)
-    return _greedy(chance, family, model, inputs, options)
+        _leave_out(f"transformers fails: {family}: {_brief(error)}")
+    # Before anything else, since plain decoding of some that are refused takes minutes.
+    _decoded(model, inputs, {"max_new_tokens": 1}, family, Generous)
+    compare = _sampled if chance.random() < 0.25 else _greedy
+    compare(chance, family, model, inputs, options)
+    event(f"family {family}")
 
 
 def _greedy(
     chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
-) -> Counter[str]:
+) -> None:
     columns = inputs["input_ids"].shape[1]
     plain = model.generate(
         **inputs, **options, do_sample=False, return_dict_in_generate=True, output_scores=True
     )
     truths = [row[columns:].tolist() for row in plain.sequences]
-    found: Counter[str] = Counter()
     for name, make, prediction in _drafters(chance, model, truths):
         output = _decoded(
-            model, inputs, options, found, family, make, prediction=prediction, do_sample=False
+            model, inputs, options, family, make, prediction=prediction, do_sample=False
         )
-        if output is None:
-            return found
-        found["ties"] += _compare(
+        _compare(
             f"{family}, {name}", plain.sequences, output.sequences, columns,
             lambda row, step, token: _nearly_largest(
                 plain.scores[step][row], token, _NOISE[model.dtype]
             ),
         )  # fmt: skip
-        _count(found, f"greedy, {name}", output)
+        event(f"greedy, {name}")
     if len(truths) == 1:
-        _second_turn(family, model, inputs, options, found)
-    found[f"family {family}"] += 1
-    return found
+        _second_turn(family, model, inputs, options)
 
 
-def _second_turn(
-    family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any], found: Counter[str]
-) -> None:
+def _second_turn(family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]) -> None:
     """A conversation goes on in the cache that `hf.generate` handed over."""
     options = options | {"do_sample": False, "return_dict_in_generate": True}
     first = hf.generate(model, **inputs, **options, drafter=Generous())
@@ -108,18 +99,18 @@ def _second_turn(
         return
     expected = model.generate(**inputs, **options, output_scores=True)
     output = hf.generate(model, **inputs, **options, **{CACHE: first[CACHE]}, drafter=Generous())
-    found["ties"] += _compare(
+    _compare(
         f"{family}, second turn", expected.sequences, output.sequences, text.shape[1],
         lambda row, step, token: _nearly_largest(
             expected.scores[step][row], token, _NOISE[model.dtype]
         ),
     )  # fmt: skip
-    _count(found, "greedy, second turn", output)
+    event("greedy, second turn")
 
 
 def _sampled(
     chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
-) -> Counter[str]:
+) -> None:
     """A token depends on its seed, its position and its logits, on no draft and no other row."""
     columns = inputs["input_ids"].shape[1]
     rows = inputs["input_ids"].shape[0]
@@ -130,11 +121,7 @@ def _sampled(
         "top_p": chance.choice([1.0, 0.9]),
     }
     options = options | warpers | {"do_sample": True}
-    found: Counter[str] = Counter()
-    plain = _decoded(model, inputs, options, found, family, Silent, seed=seeds)
-    if plain is None:
-        return found
-
+    plain = _decoded(model, inputs, options, family, Silent, seed=seeds)
     recorder = _Recorder()
     processors = LogitsProcessorList([*options.get("logits_processor", ()), recorder])
 
@@ -159,29 +146,21 @@ def _sampled(
     truths = [row[columns:].tolist() for row in plain.sequences]
     assert explains(0, 0, truths[0][0]), f"{family}: not what seed and position draw"
     for name, make, prediction in _drafters(chance, model, truths, models=False):
-        output = _decoded(
-            model, inputs, options, found, family, make, prediction=prediction, seed=seeds
-        )
-        if output is None:
-            return found
-        found["ties"] += _compare(
-            f"{family}, {name}, sampled", plain.sequences, output.sequences, columns, explains
-        )
-        _count(found, f"sampled, {name}", output)
-    found[f"family {family}"] += 1
-    return found
+        output = _decoded(model, inputs, options, family, make, prediction=prediction, seed=seeds)
+        what = f"{family}, {name}, sampled"
+        _compare(what, plain.sequences, output.sequences, columns, explains)
+        event(f"sampled, {name}")
 
 
 def _decoded(
     model: Any,
     inputs: dict[str, Any],
     options: dict[str, Any],
-    found: Counter[str],
     family: str,
     drafter: Callable[[], Any],
     **others: Any,
 ) -> Any:
-    """What `hf.generate` says, or None where it refuses: before the model runs on the prompt."""
+    """What `hf.generate` says; a case that it refuses before the prompt runs is left out."""
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, given, __: widths.append(given[0].shape[1])
@@ -192,8 +171,7 @@ def _decoded(
         # A model that is asked runs on short texts.
         if inputs["input_ids"].shape[1] in widths:
             raise AssertionError(f"{family}: refused after the prompt had run: {error}") from error
-        found[f"refused: {_brief(error)}"] += 1
-        return None
+        _leave_out(f"refused: {_brief(error)}")
     finally:
         handle.remove()
 
@@ -204,8 +182,8 @@ def _compare(
     actual: torch.Tensor,
     columns: int,
     explains: Callable[[int, int, int], bool],
-) -> int:
-    """How many rows part where rounding explains it; other differences are failures."""
+) -> None:
+    """Fails at a difference that rounding does not explain."""
     ties = 0
     shared = min(expected.shape[1], actual.shape[1])
     for row in range(len(expected)):
@@ -219,7 +197,7 @@ def _compare(
             )
             ties += 1
     assert ties or expected.shape == actual.shape, f"{what}: {expected.shape}, {actual.shape}"
-    return ties
+    event("ties", bool(ties))
 
 
 def _nearly_largest(scores: torch.Tensor, token: int, noise: float) -> bool:
@@ -230,10 +208,10 @@ def _largest(scores: torch.Tensor) -> float:
     return max(1.0, float(scores[torch.isfinite(scores)].abs().max()))
 
 
-def _count(found: Counter[str], what: str, output: Any) -> None:
-    found[f"tokens: {what}"] += output.stats.emitted
-    found["accepted draft tokens"] += output.stats.accepted
-    found["comparisons"] += 1
+def _leave_out(why: str) -> NoReturn:
+    event(why)
+    assume(False)
+    raise AssertionError
 
 
 def _brief(error: Exception) -> str:

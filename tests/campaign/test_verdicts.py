@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections import Counter
 from typing import Any
 from unittest import mock
 
 import torch
+from hypothesis import assume, event
 
 from campaign.families import FAMILIES, MULTIMODAL, multimodal_model, random_model
 from fastdraft import hf
@@ -16,8 +16,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.plan import Plan
 from fastdraft.hf.probe import Answer
 from hf_models import Forester, Generous, edited, repetitive_batch
-
-__all__ = ["ALL", "case", "judged"]
+from random_cases import cases
 
 ALL = [*FAMILIES, *MULTIMODAL]
 _NEW = 28
@@ -34,27 +33,19 @@ _OPTIONS: dict[str, Any] = {
 _MEDIAN, _MOST = 1e-5, 2e-3
 
 
-def case(seed: int) -> Counter[str]:
-    """One family, another one for each seed."""
-    return judged(ALL[seed % len(ALL)], seed // len(ALL))
-
-
-def judged(family: str, seed: int = 0) -> Counter[str]:
-    """Counts what the probe said of a family where the full comparison says so too.
-
-    Raises:
-        AssertionError: They disagree.
-    """
-    rng = random.Random(zlib.crc32(f"{family} {seed}".encode()))
+@cases(4)
+def test_the_probe_says_what_a_full_comparison_says(seed: int) -> None:
+    """Of one family, another one for each seed."""
+    family = ALL[seed % len(ALL)]
+    make = multimodal_model if family in MULTIMODAL else random_model
     try:
-        make = multimodal_model if family in MULTIMODAL else random_model
-        model = make(family, rng)
+        model = make(family, random.Random(zlib.crc32(f"{family} {seed}".encode())))
     except Exception as error:
-        return Counter({f"not built: {family}: {type(error).__name__}": 1})
+        event(f"not built: {family}: {type(error).__name__}")
+        assume(False)
     for name in ("eos_token_id", "forced_eos_token_id"):
         if hasattr(model.generation_config, name):
             setattr(model.generation_config, name, None)
-    found: Counter[str] = Counter()
     for rows in (1, 3):
         inputs: dict[str, Any] = repetitive_batch(rows)
         inputs["input_ids"].clamp_(max=75)  # those above stand for images in some
@@ -62,10 +53,9 @@ def judged(family: str, seed: int = 0) -> Counter[str]:
             plain = model.generate(**inputs, **_OPTIONS)
             assert not any(logits.isnan().any() for logits in plain.logits), "not a number"
         except Exception as error:
-            found[f"transformers fails: {family}: {type(error).__name__}"] += 1
-            continue
-        found[_verdict(family, model, inputs, plain)] += 1
-    return found
+            event(f"transformers fails: {family}: {type(error).__name__}")
+            assume(False)
+        event(_verdict(family, model, inputs, plain))
 
 
 def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str:
