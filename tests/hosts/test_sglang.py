@@ -116,6 +116,26 @@ def _fill_accept_out_cache_loc(index: torch.Tensor, slots: torch.Tensor, out: to
     out[: len(found)] = found
 
 
+def _murmur_hash32(
+    seeds: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
+    """Of (rows,), (rows,) and (columns,): (rows, columns), uint32."""
+    word = 0xFFFFFFFF
+
+    def rotated(x: torch.Tensor, bits: int) -> torch.Tensor:
+        return (x << bits | x >> 32 - bits) & word
+
+    seeds, positions, columns = (each.long() for each in (seeds, positions, columns))
+    found = torch.zeros(len(seeds), len(columns), dtype=torch.int64)
+    for part in (seeds[:, None], seeds[:, None] >> 32, positions[:, None], columns):
+        mixed = rotated((part & word) * 0xCC9E2D51 & word, 15) * 0x1B873593 & word
+        found = (rotated(found ^ mixed, 13) * 5 + 0xE6546B64) & word
+    found ^= 16
+    for bits, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        found = (found ^ found >> bits) * factor & word
+    return (found ^ found >> 16).to(torch.uint32)
+
+
 _KERNELS: dict[str, Callable[..., None]] = {
     "assign_extend_cache_locs_cpu": _assign_extend_cache_locs,
     "fill_accept_out_cache_loc_cpu": _fill_accept_out_cache_loc,
@@ -143,6 +163,10 @@ def package() -> Path:
         module.__path__ = []
         module.__getattr__ = _kernel  # type: ignore[method-assign]
         sys.modules[name] = module
+    torch.library.define(
+        "sgl_kernel::murmur_hash32_cpu", "(Tensor a, Tensor b, Tensor c) -> Tensor"
+    )
+    torch.library.impl("sgl_kernel::murmur_hash32_cpu", "cpu", _murmur_hash32)
     runpy.run_path(str(TORCHVISION_ON_CPU / "sitecustomize.py"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -194,8 +218,11 @@ def _req(rid: str, prompt: Sequence[int], **params: Any) -> Any:
     salts = {
         name: params.pop(name) for name in ("cache_salt", "extra_key", "lora_id") if name in params
     }
-    most = params.pop("max_new_tokens", 128)
-    sampling = SamplingParams(temperature=0, max_new_tokens=most, custom_params=params or None)
+    names = "temperature", "top_p", "top_k", "sampling_seed"
+    own = {name: params.pop(name) for name in names if name in params}
+    own = {"temperature": 0, "max_new_tokens": params.pop("max_new_tokens", 128), **own}
+    sampling = SamplingParams(**own, custom_params=params or None)
+    sampling.normalize(None)
     return Req(rid, "", array("q", prompt), sampling, **salts)
 
 
@@ -476,33 +503,40 @@ class _Target:
 
     def forward_batch_generation(self, batch: Any, **_: Any) -> Any:
         if not batch.forward_mode.is_target_verify():
-            first = [self._next(req.rid, self.texts[req.rid]) for req in batch.reqs]
             return types.SimpleNamespace(
-                logits_output=None, next_token_ids=torch.tensor(first), can_run_cuda_graph=False
+                logits_output=None, next_token_ids=self.first(batch), can_run_cuda_graph=False
             )
         self.forwards += 1
         rows = len(batch.reqs)
         tokens = batch.input_ids.view(rows, _NODES).tolist()
         positions = batch.spec_info.positions.view(rows, _NODES).tolist()
         masks = batch.spec_info.custom_mask.view(rows, _NODES, _NODES).tolist()
-        said = []
-        hinted = []
+        lines = []
         for row, req in enumerate(batch.reqs):
             start = int(batch.seq_lens[row])
             for node in range(_NODES):
                 path = [n for n in range(_NODES) if masks[row][node][n]]
                 places = [positions[row][n] for n in path]
                 assert places == list(range(start, start + len(path)))
-                text = self.scripts[req.rid][:start] + [tokens[row][n] for n in path]
-                said.append(self._next(req.rid, text))
-                hinted.append(self._next(req.rid, [*text, said[-1]]))
-        logits = torch.zeros(len(said), self.model_runner.model_config.vocab_size)
-        if self.HINTS:
-            logits[torch.arange(len(said)), hinted] = 19.0
-        logits[torch.arange(len(said)), said] = 20.0
+                text = self.texts[req.rid][:start] + [tokens[row][n] for n in path]
+                lines.append(self.logits(req.rid, text))
         return types.SimpleNamespace(
-            logits_output=types.SimpleNamespace(next_token_logits=logits), can_run_cuda_graph=True
+            logits_output=types.SimpleNamespace(next_token_logits=torch.stack(lines)),
+            can_run_cuda_graph=True,
         )
+
+    def first(self, batch: Any) -> torch.Tensor:
+        """The tokens behind the prompts of a batch."""
+        return torch.tensor([self._next(req.rid, self.texts[req.rid]) for req in batch.reqs])
+
+    def logits(self, rid: str, text: Sequence[int]) -> torch.Tensor:
+        """What a request's text is followed by, (vocabulary,)."""
+        said = self._next(rid, text)
+        logits = torch.zeros(self.model_runner.model_config.vocab_size)
+        if self.HINTS:
+            logits[self._next(rid, [*text, said])] = 19.0
+        logits[said] = 20.0
+        return logits
 
     def _next(self, rid: str, text: Sequence[int]) -> int:
         script = self.scripts[rid]
@@ -510,11 +544,17 @@ class _Target:
         return script[len(text)] if follows else self._OFF
 
 
+class _Batch(types.SimpleNamespace):
+    """What a step of the host has; unlike its base it takes weak references."""
+
+
 class _Server:
     """SGLang's scheduler as far as the worker can tell: who is in the batch, and where."""
 
-    def __init__(self, algorithm: Any, model: str, *, overlap: bool) -> None:
-        self.target = _Target(algorithm.name, model, overlap)
+    def __init__(
+        self, algorithm: Any, model: str, *, overlap: bool, target: type[_Target] = _Target
+    ) -> None:
+        self.target = target(algorithm.name, model, overlap)
         worker_class = algorithm.create_worker(self.target.server_args)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -585,8 +625,10 @@ class _Server:
             self._late.append((req, emitted[:count]))
 
     def _forward(self, reqs: list[Any], mode: Any, spec_info: Any) -> Any:
+        from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
         lengths = torch.tensor([len(self.truth[req.rid]) - 1 for req in reqs])
-        batch = types.SimpleNamespace(
+        batch = _Batch(
             reqs=reqs,
             forward_mode=mode,
             spec_info=spec_info,
@@ -600,14 +642,9 @@ class _Server:
             grammar_needs_sync=lambda: False,
             return_logprob=False,
             device="cpu",
-            sampling_info=types.SimpleNamespace(
-                is_all_greedy=True,
-                acc_additive_penalties=None,
-                acc_scaling_penalties=None,
-                logit_bias=None,
-                has_watermark_candidates=False,
-            ),
         )
+        vocabulary = self.target.model_runner.model_config.vocab_size
+        batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocabulary)
         return self.worker.forward_batch_generation(batch)
 
     def done(self, req: Any) -> bool:
@@ -628,13 +665,18 @@ def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _serve(
     server: _Server,
     texts: list[tuple[list[int], list[int]]],
+    sampling: Sequence[dict[str, Any]] = (),
     *,
     aborted: int | None = None,
     **params: str,
 ) -> list[list[int]]:
     """What a server says, at most four requests at a time, whose rows change places."""
     shuffled = random.Random(7)
-    reqs = [_req(str(number), prompt, **params) for number, (prompt, _) in enumerate(texts)]
+    sampling = sampling or [{}] * len(texts)
+    reqs = [
+        _req(str(number), prompt, **params, **own)
+        for number, ((prompt, _), own) in enumerate(zip(texts, sampling, strict=True))
+    ]
     waiting = list(zip(reqs, texts, strict=True))
     for step in range(2000):
         if waiting and len(server.running) < 4:
@@ -734,6 +776,103 @@ def news() -> list[tuple[list[int], list[int]]]:
         ids = shuffled.sample(range(100, 2000), 60)
         texts.append((ids[:20], ids[20:]))
     return texts
+
+
+class _SampledTarget(_Target):
+    """Gives a few tokens some probability, by the last two of a text; SGLang's sampler draws."""
+
+    # The one for CPUs is not known to be deterministic.
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "enable_deterministic_inference": True,
+        "attention_backend": "triton",
+    }
+    VOCABULARY = 512
+
+    def __init__(self, *args: Any) -> None:
+        from sglang.srt.layers.sampler import Sampler
+        from sglang.srt.runtime_context import get_parallel
+
+        super().__init__(*args)
+        self.model_runner.model_config.vocab_size = self.VOCABULARY
+        with get_parallel().override(tp_group=types.SimpleNamespace(device_group=None)):
+            self.model_runner.sampler = Sampler()
+        self.likely = torch.rand(self.VOCABULARY, 40, generator=torch.Generator().manual_seed(1))
+
+    def first(self, batch: Any) -> torch.Tensor:
+        return self.drawn([self.texts[req.rid] for req in batch.reqs], batch.sampling_info)
+
+    def drawn(self, texts: list[list[int]], info: Any) -> torch.Tensor:
+        """As SGLang draws the next tokens of texts without drafts."""
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+        logits = torch.stack([self.logits("", text) for text in texts])
+        positions = torch.tensor([len(text) - 1 for text in texts])
+        output = LogitsProcessorOutput(next_token_logits=logits)
+        return self.model_runner.sampler(output, info, False, [], [], positions)
+
+    def logits(self, rid: str, text: Sequence[int]) -> torch.Tensor:
+        logits = torch.full((self.VOCABULARY,), -30.0)
+        logits[:40] = 8 * self.likely[(7 * text[-2] + text[-1]) % self.VOCABULARY]
+        return logits
+
+
+@pytest.fixture
+def coupled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SGLang would compile its seeded draw, for which the hash has no form."""
+    monkeypatch.setenv("FASTDRAFT_COUPLED_ACCEPTANCE", "1")
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.usefixtures("published", "coupled")
+def test_coupled_acceptance_needs_seeds(
+    algorithm: Any, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_SampledTarget, "OPTIONS", {})
+    with pytest.raises(InvalidValueError, match=r"without --enable-deterministic-inference"):
+        _Server(algorithm, model, overlap=False, target=_SampledTarget)
+
+
+def _alone(target: _SampledTarget, prompt: list[int], tokens: int, **sampling: Any) -> list[int]:
+    """What SGLang samples without drafts, token for token, in a batch of one request."""
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+    reqs = [_req("alone", prompt, **sampling)]
+    batch = _Batch(reqs=reqs, device="cpu")
+    info = SamplingBatchInfo.from_schedule_batch(batch, target.VOCABULARY)
+    text = list(prompt)
+    while len(text) < len(prompt) + tokens:
+        text.append(int(target.drawn([text], info)))
+    return text[len(prompt) :]
+
+
+@pytest.mark.usefixtures("published", "coupled")
+@pytest.mark.parametrize(("overlap", "filters"), [(True, {}), (False, {"top_p": 0.9, "top_k": 20})])
+def test_a_seeds_sample_is_sglangs_own_with_any_drafts(
+    overlap: bool, filters: dict[str, Any], algorithm: Any, model: str
+) -> None:
+    """Four rows at most, that change places; drafts from the rows, from earlier ones, and none."""
+    size, rows = 80, 12
+    shuffled = random.Random(3)
+    prompts = [shuffled.choices(range(40), k=20) for _ in range(rows)]
+    server = _Server(algorithm, model, overlap=overlap, target=_SampledTarget)
+    options = [
+        {"sampling_seed": row, "temperature": 0.4 + 0.07 * row, **filters} for row in range(rows)
+    ]
+    alone = [
+        _alone(server.target, prompt, size, **option)
+        for prompt, option in zip(prompts, options, strict=True)
+    ]
+    assert len({tuple(each) for each in alone}) == rows
+    corpus = server.worker.ngram_corpus
+    texts = [(prompt, [0] * size) for prompt in prompts]
+    for more in ({"fastdraft": "off"}, {}, {}):
+        before = corpus.stats.accepted
+        for step in (1, -1):
+            found = _serve(server, texts[::step], options[::step], **more)
+            assert [each[:size] for each in found] == alone[::step]
+        assert (corpus.stats.accepted - before > rows * size / 4) is not bool(more)
+    assert corpus.faults == 0
 
 
 @pytest.mark.usefixtures("published")

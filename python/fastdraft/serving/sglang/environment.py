@@ -11,7 +11,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import Target
 from fastdraft.serving.settings import COMMON_NGRAMS, MemorySettings, ngrams_of_environment
 
-__all__ = ["drafts_from_logits", "memory_settings", "ranks_of", "target_of"]
+__all__ = ["drafts_from_logits", "is_set", "memory_settings", "ranks_of", "target_of"]
 
 _logger = logging.getLogger(__name__)
 
@@ -46,14 +46,20 @@ def memory_settings(server_args: Any) -> MemorySettings:
 
 def drafts_from_logits(server_args: Any) -> bool:
     """True to draft from the target's logits. Raises InvalidValueError."""
-    value = os.environ.get("FASTDRAFT_LOGITS") or "1"
-    if value not in ("0", "1"):
-        raise InvalidValueError(f"FASTDRAFT_LOGITS must be 0 or 1, got {value!r}")
+    wanted = is_set("FASTDRAFT_LOGITS", default=True)
     ranks = ranks_of(server_args)
-    if value == "1" and ranks > 1:
+    if wanted and ranks > 1:
         # The logits of ranks may differ in rounding, and all must draft the same.
         _logger.info("fastdraft: with tp_size %d nothing is drafted from the logits", ranks)
         return False
+    return wanted
+
+
+def is_set(variable: str, *, default: bool) -> bool:
+    """True if it is 1. Raises InvalidValueError."""
+    value = os.environ.get(variable) or str(int(default))
+    if value not in ("0", "1"):
+        raise InvalidValueError(f"{variable} must be 0 or 1, got {value!r}")
     return value == "1"
 
 

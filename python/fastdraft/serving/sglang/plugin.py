@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -12,7 +13,8 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.ledger import Ledger, share_folder
 from fastdraft.serving.metrics import Totals, prometheus
 from fastdraft.serving.sglang.corpus import Corpus
-from fastdraft.serving.sglang.environment import ranks_of
+from fastdraft.serving.sglang.coupled import coupled, replaced
+from fastdraft.serving.sglang.environment import is_set, ranks_of
 from fastdraft.serving.sglang.middleware import mount
 from fastdraft.serving.sglang.texts import END
 
@@ -93,8 +95,13 @@ def _worker() -> type:
                 report=_report(server_args),
                 ledger=_ledger(server_args),
             )
-            with _corpus_of(ngram_worker, corpus):
+            # The worker's own would compile code first, and allocate a table of a million nodes.
+            with replaced(ngram_worker, NgramCorpus=corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
+            self._sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+            if is_set("FASTDRAFT_COUPLED_ACCEPTANCE", default=False):
+                sample = coupled(target_worker.model_runner.sampler, server_args)
+                self._sampling = functools.partial(replaced, ngram_worker, eagle_sample=sample)
             # How many last tokens of a text the corpus gets: all that one step can add, and those
             # that successors need.
             self.max_trie_depth = max(self.draft_token_num, END)
@@ -105,7 +112,8 @@ def _worker() -> type:
 
         def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             verifies = batch.forward_mode.is_decode()
-            result = super().forward_batch_generation(batch, *args, **kwargs)
+            with self._sampling():
+                result = super().forward_batch_generation(batch, *args, **kwargs)
             if verifies:
                 self.ngram_corpus.verified(result.logits_output.next_token_logits)
             return result
@@ -114,17 +122,6 @@ def _worker() -> type:
             """Nothing: the corpus takes in what was emitted with its next call."""
 
     return FastdraftWorker
-
-
-@contextlib.contextmanager
-def _corpus_of(module: Any, corpus: Callable[..., Corpus]) -> Iterator[None]:
-    # The worker's own corpus would compile code first and allocate a table for a million nodes.
-    own = module.NgramCorpus
-    module.NgramCorpus = corpus
-    try:
-        yield
-    finally:
-        module.NgramCorpus = own
 
 
 def _ledger(server_args: Any) -> Ledger | None:
