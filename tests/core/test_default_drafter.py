@@ -56,6 +56,13 @@ def corpus() -> Iterator[Datastore]:
             yield frozen
 
 
+def case(**own: Any) -> Any:
+    """An example with its own values and the usual ones."""
+    usual: dict[str, Any] = {"prompt": [], "prediction": [], "documents": None, "lookahead": 4}
+    usual |= {"tree_budget": None, "token_cost": 0.0, "names": False, "ngrams": None}
+    return example(**usual | own)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     prompt=texts,
@@ -68,99 +75,55 @@ def corpus() -> Iterator[Datastore]:
     names=st.booleans(),
     ngrams=st.none() | st.lists(texts, min_size=2, max_size=4),
 )
-@example(  # so long a run that its latest ends are only known in part
+@case(  # so long a run that its latest ends are only known in part
     prompt=[0] * 39,
-    prediction=[],
-    documents=None,
     steps=[(0, [1, 0], 0), (0, [0], 0)],
     lookahead=1,
-    tree_budget=None,
-    token_cost=0.0,
-    names=False,
-    ngrams=None,
 )
-@example(  # a copy that is left for longer than its drafter's patience, 32 tokens
+@case(  # a copy that is left for longer than its drafter's patience, 32 tokens
     prompt=[*range(60)],
     prediction=[*range(100, 160)],
-    documents=None,
     steps=[
         (0, [*range(10, 16)], 9),
         (0, [*range(200, 234)], 9),
         *((0, [token], 9) for token in (16, *range(100, 106), *range(234, 268), 106)),
     ],
-    lookahead=4,
     tree_budget=12,
-    token_cost=0.0,
-    names=False,
-    ngrams=None,
 )
-@example(  # a copy nearby, of two tokens, while a much longer one stands elsewhere
+@case(  # a copy nearby, of two tokens, while a much longer one stands elsewhere
     prompt=[1, 2, 3, 4, 5, 53, 77, 54, 55, 88, *range(300, 350), *range(50, 58)],
-    prediction=[],
-    documents=None,
     steps=[(0, [token], 9) for token in (1, 2, 3, 4, *range(50, 57))],
-    lookahead=4,
     tree_budget=12,
-    token_cost=0.0,
-    names=False,
-    ngrams=None,
 )
-@example(  # stored texts that go on together for longer than is copied at first
+@case(  # stored texts that go on together for longer than is copied at first
     prompt=[1, 2, 3, 4],
-    prediction=[],
     documents=[[*range(60)], [*range(40), *range(70, 90)]],
     steps=[(0, [5], 9), (50, [], 9)],
     lookahead=64,
-    tree_budget=None,
-    token_cost=0.0,
     names=True,
-    ngrams=None,
 )
-@example(
+@case(
     prompt=[1, 2, 3, 4],
-    prediction=[],
     documents=[[*range(60)], [*range(40), *range(70, 90)]],
     steps=[(0, [5], 9), (90, [], 9)],
     lookahead=64,
     tree_budget=100,
-    token_cost=0.0,
     names=True,
-    ngrams=None,
 )
-@example(  # a confidence on the edge of two classes
-    prompt=[],
-    prediction=[],
-    documents=None,
+@case(  # a confidence on the edge of two classes
     steps=[(0, [], 9, ([[], [(0, 0, float(np.float32(0.7)))]], True, False))],
     lookahead=1,
-    tree_budget=None,
-    token_cost=0.0,
-    names=False,
-    ngrams=None,
 )
-@example(  # offers deeper than depths are told apart
-    prompt=[],
-    prediction=[],
-    documents=None,
+@case(  # offers deeper than depths are told apart
     steps=[(9, [5], 9, ([[(token % 5, 0, 0.5) for token in range(9)], []], True, False))] * 2,
     lookahead=20,
-    tree_budget=None,
-    token_cost=0.0,
-    names=False,
-    ngrams=None,
 )
-@example(  # a drawn chain that ends before what a table of n-grams would go on with
-    prompt=[],
-    prediction=[],
-    documents=None,
+@case(  # a drawn chain that ends before what a table of n-grams would go on with
     steps=[
         (0, [], 0, ([[], []], False, False)),
         (0, [0], 5, ([[], [(token, 0, 0.0) for token in (1, 0, 1, 0)]], False, True)),
     ],
     lookahead=5,
-    tree_budget=None,
-    token_cost=0.0,
-    names=False,
     ngrams=[[0, 0], [0, 0]],
 )
 def test_drafts_are_the_oracles(

@@ -12,6 +12,8 @@ from fastdraft import hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import InvalidValueError
 from hf_models import (
+    SIZES,
+    TOKENS,
     VOCABULARY,
     Forester,
     Generous,
@@ -27,19 +29,7 @@ pytestmark = pytest.mark.slow
 IMAGE, PROMPT, NEW, PLACE = 96, 30, 32, 14
 _MARKERS = [93, 94, 95, IMAGE]
 
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_TEXT: dict[str, Any] = SIZES | TOKENS | {"max_position_embeddings": 512}
 _TOWER: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,

@@ -640,37 +640,38 @@ def test_codexs_sessions_are_read() -> None:
     turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *lines)
 
 
+OPENHANDS = [
+    {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": text("Be kind.")},
+    {
+        "kind": "MessageEvent",
+        "source": "user",
+        "llm_message": {"role": "user", "content": [text("hi")]},
+    },
+    {
+        "kind": "ActionEvent",
+        "source": "agent",
+        "thought": [],
+        "tool_call": {"id": "c1", **ARGUMENTS},
+        "tool_call_id": "c1",
+        "action": {"kind": "Look"},
+    },
+    {
+        "kind": "ObservationEvent",
+        "source": "environment",
+        "tool_call_id": "c1",
+        "observation": {"content": [text("5")]},
+    },
+    {
+        "kind": "MessageEvent",
+        "source": "agent",
+        "llm_message": {"role": "assistant", "content": [text("hello")]},
+    },
+    {"kind": "ConversationStateUpdateEvent", "source": "environment", "key": "x", "value": {}},
+]
+
+
 def test_openhands_events_are_read() -> None:
-    called = {"id": "c1", "name": "look", "arguments": '{"at": 1}'}
-    events = [
-        {"kind": "SystemPromptEvent", "source": "agent", "system_prompt": text("Be kind.")},
-        {
-            "kind": "MessageEvent",
-            "source": "user",
-            "llm_message": {"role": "user", "content": [text("hi")]},
-        },
-        {
-            "kind": "ActionEvent",
-            "source": "agent",
-            "thought": [],
-            "tool_call": called,
-            "tool_call_id": "c1",
-            "action": {"kind": "Look"},
-        },
-        {
-            "kind": "ObservationEvent",
-            "source": "environment",
-            "tool_call_id": "c1",
-            "observation": {"content": [text("5")]},
-        },
-        {
-            "kind": "MessageEvent",
-            "source": "agent",
-            "llm_message": {"role": "assistant", "content": [text("hello")]},
-        },
-        {"kind": "ConversationStateUpdateEvent", "source": "environment", "key": "x", "value": {}},
-    ]
-    turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *events)
+    turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *OPENHANDS)
 
 
 STEPS = [
@@ -1310,27 +1311,10 @@ def test_a_folder_of_any_files_is_read(tmp_path: Path) -> None:
 
 def test_openhands_keeps_a_file_for_each_event(tmp_path: Path) -> None:
     """As its conversations lie on a disk: a folder is one of them."""
-    said = [
-        {"source": "agent", "kind": "SystemPromptEvent", "system_prompt": text("Be kind.")},
-        {"source": "user", "kind": "MessageEvent", "llm_message": USER},
-        {
-            "source": "agent",
-            "kind": "ActionEvent",
-            "thought": [],
-            "tool_call": {"id": "c1", **ARGUMENTS},
-        },
-        {
-            "source": "environment",
-            "kind": "ObservationEvent",
-            "tool_call_id": "c1",
-            "observation": {"content": [text("5")]},
-        },
-        {"source": "agent", "kind": "MessageEvent", "llm_message": SAID},
-    ]
     for conversation in ("a", "b"):
         folder = tmp_path / conversation / "events"
         folder.mkdir(parents=True)
-        for number, event in enumerate(said):
+        for number, event in enumerate(OPENHANDS):
             (folder / f"event-{number:05}-0a-1b.json").write_text(json.dumps(event))
     reader = Reader(Shown())
     found = read_families([tmp_path], lambda texts: [[1, 2] for _ in texts], convert=reader)

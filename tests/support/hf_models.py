@@ -22,7 +22,7 @@ from fastdraft.step_latency import StepLatency
 VOCABULARY = 97
 BOS, EOS, PAD = 1, 2, 0
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -32,7 +32,7 @@ _SIZES: dict[str, Any] = {
     "head_dim": 8,
     "max_position_embeddings": 256,
 }
-_TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
 # Shorter than every text of the tests, so that the window matters.
 _WINDOW = 11
 
@@ -70,16 +70,16 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 # What these families do not know of the sizes.
 _UNKNOWN = {
-    "gpt2": [name for name in _SIZES if name != "vocab_size"],
+    "gpt2": [name for name in SIZES if name != "vocab_size"],
     "gpt_neox": ["num_key_value_heads", "head_dim"],
     "opt": ["intermediate_size", "num_key_value_heads", "head_dim"],
 }
 
 
 def _config(family: str, changes: dict[str, Any]) -> Any:
-    sizes = {name: _SIZES[name] for name in _SIZES if name not in _UNKNOWN.get(family, ())}
+    sizes = {name: SIZES[name] for name in SIZES if name not in _UNKNOWN.get(family, ())}
     kind = "gemma3_text" if family == "gemma3" else family
-    return transformers.AutoConfig.for_model(kind, **sizes | _TOKENS | _OWN[family] | changes)
+    return transformers.AutoConfig.for_model(kind, **sizes | TOKENS | _OWN[family] | changes)
 
 
 FAMILIES = tuple(family for family in _OWN if family not in ("gpt_oss", "dory"))
