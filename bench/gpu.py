@@ -8,6 +8,7 @@ command works, and its figures mean nothing.
     python bench/gpu.py                       # build/gpu/gpu.json and build/gpu/gpu.md
     python bench/gpu.py --parts graphs times  # some parts
     python bench/gpu.py --rehearsal
+    python bench/gpu.py --parts vllm --vllm "--model MODEL --recurrent MODEL" --data FOLDER
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from fastdraft.replay.measurement import versions, write_results
 from harness import Row
 
 HERE = Path(__file__).parent
-SECONDS = 540  # in all
+SECONDS = 540  # in all, but for vLLM
+VLLM_SECONDS = 1200
 LAST_LINES = 12  # of a part's output, where it failed
 REHEARSED = "**Rehearsal: tiny sizes on a CPU, interpreted kernels. These figures mean nothing.**"
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
@@ -54,6 +56,7 @@ class Part(NamedTuple):
         needs: A package that has to be there.
         tool: Of compute-sanitizer, under which it runs.
         takes: Which of --seconds and --data it understands.
+        asks: An option that it cannot do without on a GPU, among those that are given by its name.
         decides: What follows from its result.
     """
 
@@ -65,6 +68,7 @@ class Part(NamedTuple):
     needs: str | None = None
     tool: str | None = None
     takes: tuple[str, ...] = ()
+    asks: str | None = None
     decides: str = ""
 
 
@@ -127,6 +131,19 @@ PARTS = (
         ("gpu_generation.py", "--host-path", "--rehearsal"),
         takes=("--data",),
         decides="more than one wait a step is one too many.",
+    ),
+    Part(
+        "vllm",
+        "vLLM: text of a recurrent model, and each way to draft",
+        ("gpu_vllm.py",),
+        VLLM_SECONDS,
+        ("gpu_vllm.py", "--rehearsal"),
+        needs="vllm",
+        takes=("--data",),
+        asks="--model",
+        decides="wrong answers: `unproven_recurrent` stays as it is; none: it loses its name. A "
+        "drafter ahead of fastdraft's at any number of rows: what a draft token costs there is "
+        "looked at first.",
     ),
     *(
         Part(
@@ -247,6 +264,8 @@ def run(
     """
     chosen = part.rehearsal if rehearsal else part.command
     reason = "there is nothing to rehearse without a GPU" if chosen is None else missing(part)
+    if reason is None and not rehearsal and part.asks not in (None, *options):
+        reason = f"--{part.name} has to give it {part.asks}"
     if reason is None and seconds < 5:
         reason = "no time was left"
     if reason is not None or chosen is None:
@@ -339,8 +358,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--parts", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
     add("--data", type=Path, help="a folder of recorded requests (the sample)")
     add("--generation", default="", metavar="OPTIONS", help="of bench/gpu_generation.py")
+    add("--vllm", default="", metavar="OPTIONS", help="of bench/gpu_vllm.py")
     add("--rehearsal", action="store_true", help="tiny sizes on the CPU")
-    add("--seconds", type=float, default=SECONDS, help=f"in all (default: {SECONDS})")
+    allowed = f"{SECONDS}, and {VLLM_SECONDS} for vLLM where --vllm is given"
+    add("--seconds", type=float, help=f"in all (default: {allowed})")
     add("--began", type=float, help="since when they count, in seconds of the epoch")
     add("--out", type=Path, default=Path("build/gpu"), help="the folder to write to")
     options = parser.parse_args(arguments)
@@ -356,13 +377,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     # What went before, as building the package, is in the time that was given to all.
     spent = 0.0 if options.began is None else max(time.time() - options.began, 0.0)
-    end = time.monotonic() + options.seconds - spent
+    seconds = options.seconds or SECONDS + VLLM_SECONDS * bool(options.vllm)
+    end = time.monotonic() + seconds - spent
     chosen = [part for part in PARTS if part.name in options.parts]
     for part in chosen:
         # What the parts before it have left is the last one's.
         left = max(end - time.monotonic(), 0.0)
         bound = left if part is chosen[-1] else min(part.seconds, left)
-        more = shlex.split(options.generation) if part.name == "generation" else []
+        more = shlex.split(vars(options).get(part.name) or "")
         if "--data" in part.takes and options.data is not None:
             more += ["--data", str(options.data)]
         print(f"\n{part.title}, {bound:.0f} s at most", flush=True)

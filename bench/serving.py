@@ -24,24 +24,26 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 import baselines
 import harness
 from fastdraft.replay import Record, read_families
+from fastdraft.replay.samples import read_sample
 from fastdraft.replay.tokenizer import TextTokenizer
 from harness import Row, show
 
@@ -69,7 +71,6 @@ FIGURES = (
 """vLLM's names, but for the last two: tokens of a request in each step after its first, and tokens
 by the processor time of the server's processes, which other processes disturb less."""
 TEMPLATE = 128  # tokens that a chat template may add
-WARM_UP = 8  # requests, of which some are to be drafted for: what is compiled then takes long
 
 Place = tuple[str, int]
 """A workload and the number of requests at once."""
@@ -80,17 +81,24 @@ class Server(NamedTuple):
 
     url: str
     process: int
+    log: Path
 
-    def steps(self) -> float:
-        """Steps of requests after their first, added up over the requests, by vLLM's metrics."""
+    def metric(self, name: str) -> float:
+        """The sum of one of vLLM's metrics over its labels."""
         with urllib.request.urlopen(f"{self.url}/metrics") as answer:
             lines = answer.read().decode().splitlines()
-        name = "vllm:inter_token_latency_seconds_count"
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    def processor_seconds(self) -> float:
-        import psutil
+    def steps(self) -> float:
+        """Steps of requests after their first, added up over the requests."""
+        return self.metric("vllm:inter_token_latency_seconds_count")
 
+    def drafter(self) -> str | None:
+        """What the log says of fastdraft; None where nothing is logged of it."""
+        said = re.search("fastdraft [0-9.]+ drafts: (.*)", self.log.read_text("utf-8"))
+        return said and said[1]
+
+    def processor_seconds(self) -> float:
         process = psutil.Process(self.process)
         times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
         return float(sum(each.user + each.system for each in times))
@@ -116,11 +124,7 @@ def serving(
     if runner is not None:
         environment["VLLM_USE_V2_MODEL_RUNNER"] = runner
     log = folder / "server.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [*command, *shlex.split(options.serve)], env=environment, stdout=file, stderr=file,
-            start_new_session=True,
-        )  # fmt: skip
+    process = start([*command, *shlex.split(options.serve)], environment, log)
     url = f"http://127.0.0.1:{port}"
     try:
         while process.poll() is None:
@@ -129,13 +133,21 @@ def serving(
             time.sleep(0.5)
         else:
             raise SystemExit(f"the server does not start:\n{log.read_text()[-4000:]}")
-        yield Server(url, process.pid)
+        yield Server(url, process.pid, log)
     finally:
+        engines = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        for each in (process, *engines):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Any:
+    """Starts a server's process, which ends with this one's group."""
+    with log.open("w") as file:
+        return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
 
 def drive(server: Server, *arguments: object) -> Row:
@@ -169,8 +181,15 @@ def ensure_suffix() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
-def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> Row:
-    """Every method, with every workload, at every number of requests at once."""
+def measure(
+    families: Mapping[str, Sequence[Record]],
+    options: argparse.Namespace,
+    keep: Callable[[list[Row]], None] = lambda _: None,
+) -> Row:
+    """Every method, with every workload, at every number of requests at once.
+
+    keep: Called after each run with the rows so far.
+    """
     methods = dict(METHODS)
     if options.head is not None:
         beside = {"method": "fastdraft", "head": options.head}
@@ -181,12 +200,14 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
     runs: dict[Place, dict[str, list[Row]]] = {
         place: {name: [] for name in names} for place in places
     }
+    rows: list[Row] = []
+    drafters: dict[str, str] = {}
     if "suffix" in names:
         ensure_suffix()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         sets = _Sets(families, options, folder)
-        warm_up = sets.written("warm-up", sets.take("recorded", WARM_UP))
+        warm_up = sets.written("warm-up", sets.take("recorded", options.warm_up))
         chosen = {
             (run, place): sets.chosen(run, *place)
             for run, place in itertools.product(range(options.runs), places)
@@ -202,18 +223,30 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
                         runs[place][name].append(found)
                         speed = f"{found['output_throughput']:.1f} tokens/s"
                         print("...", run, name, *place, speed, file=sys.stderr, flush=True)
-    rows: list[Row] = []
-    for (workload, at_once), of in runs.items():
-        rows.append({"workload": workload, "rows": at_once, **summary(of)})
-        each = [{"method": name, **rows[-1][name]} for name in names]
-        for row in each:
-            for key, value in row.items():
-                if isinstance(value, list):
-                    row[key] = "{:.3g} ({:.3g} to {:.3g})".format(*value)
-        columns = ["method", *FIGURES, "output_throughput_of_plain", "equal", "answers"]
-        headings = {key.replace("_", "\n"): key for key in columns}
-        show(f"{workload}, {at_once} at once: median (lowest to highest)", headings, each)
-    return {"methods": {name: methods[name][0] for name in names}, "rows": rows}
+                    if said := server.drafter():
+                        drafters[name] = said
+            rows = [
+                {"workload": workload, "rows": at_once, **summary(of)}
+                for (workload, at_once), of in runs.items()
+            ]
+            keep(rows)
+    for row in rows:
+        show_row(row, names)
+    named = {name: methods[name][0] for name in names}
+    return {"methods": named, "drafters": drafters, "rows": rows}
+
+
+def show_row(row: Row, names: Sequence[str]) -> None:
+    """Prints a table of the methods."""
+    each = [{"method": name, **row[name]} for name in names]
+    for figures in each:
+        for key, value in figures.items():
+            if isinstance(value, list):
+                figures[key] = "{:.3g} ({:.3g} to {:.3g})".format(*value)
+    columns = ["method", *FIGURES, "output_throughput_of_plain", "equal", "answers"]
+    headings = {key.replace("_", "\n"): key for key in columns}
+    title = f"{row['workload']}, {row['rows']} at once: median (lowest to highest)"
+    show(title, headings, each)
 
 
 def summary(runs: Mapping[str, Sequence[Row]]) -> Row:
@@ -245,6 +278,25 @@ def _spread(values: Sequence[float]) -> list[float]:
     return [median(values), min(values), max(values)]
 
 
+def prompts_of(
+    families: Mapping[str, Sequence[Record]], options: argparse.Namespace
+) -> dict[str, Iterator[str]]:
+    """The prompts of recorded requests, families in turn: those of no session, and of sessions."""
+    sampled = options.data is None
+    decode = read_sample().decode if sampled else TextTokenizer(Path(options.model)).decode
+    agents: list[Record] = []
+    others: list[list[Record]] = []
+    for records in families.values():
+        short = [each for each in records if len(each.prompt_ids) <= options.prompt_tokens]
+        agents += [each for each in short if each.session is not None]
+        others.append([each for each in short if each.session is None])
+    mixed = filter(None, itertools.chain(*itertools.zip_longest(*others)))
+    return {
+        name: (decode(each.prompt_ids.tolist()) for each in records)
+        for name, records in (("recorded", mixed), ("agents", agents))
+    }
+
+
 class _Sets:
     """Requests for vLLM's data sets; each is taken once."""
 
@@ -252,18 +304,7 @@ class _Sets:
         self, families: Mapping[str, Sequence[Record]], options: argparse.Namespace, folder: Path
     ) -> None:
         self._options, self._folder = options, folder
-        tokenizer = TextTokenizer(Path(options.model))
-        agents: list[Record] = []
-        others: list[list[Record]] = []
-        for records in families.values():
-            short = [each for each in records if len(each.prompt_ids) <= options.prompt_tokens]
-            agents += [each for each in short if each.session is not None]
-            others.append([each for each in short if each.session is None])
-        mixed = filter(None, itertools.chain(*itertools.zip_longest(*others)))
-        self._waiting: dict[str, Iterator[str]] = {
-            name: (tokenizer.decode(each.prompt_ids.tolist()) for each in records)
-            for name, records in (("recorded", mixed), ("agents", agents))
-        }
+        self._waiting = prompts_of(families, options)
 
     def take(self, workload: str, count: int) -> list[str]:
         """The next prompts of a workload."""
@@ -294,16 +335,17 @@ class _Sets:
         return self.written(f"{workload}-{run}-{at_once}", texts)
 
 
-def main() -> None:
-    parser = harness.parser(__doc__)
-    add = parser.add_argument
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of a measurement."""
+    made = harness.parser(doc)
+    add = made.add_argument
     add(
         "--model",
         default=os.environ.get("FASTDRAFT_DEMO_MODEL"),
         required="FASTDRAFT_DEMO_MODEL" not in os.environ,
         help="folder of the target; by default what FASTDRAFT_DEMO_MODEL names",
     )
-    add("--data", type=Path, required=True, help="recorded requests, *.jsonl")
+    add("--data", type=Path, help="recorded requests, *.jsonl (the sample: for a rehearsal)")
     add("--methods", nargs="+", help="by default all that run here")
     add("--head", type=json.loads, help="vLLM's configuration of a draft head, alone and beside us")
     workloads = ["recorded", "agents", "spec_bench"]
@@ -314,12 +356,23 @@ def main() -> None:
     add("--new-tokens", type=int, default=256, help="of each answer, at most")
     add("--prompt-tokens", type=int, default=4096, help="longer ones are left out")
     add("--least-requests", type=int, default=8, help="in a measurement")
+    add("--warm-up", type=int, default=8, help="requests: what is compiled then takes long")
     add("--serve", default="", help="further options of `vllm serve`, in one string")
-    options = parser.parse_args()
+    return made
+
+
+def families_of(options: argparse.Namespace) -> Mapping[str, Sequence[Record]]:
+    """The recorded requests that the options name."""
+    if options.data is None:
+        return read_sample().families
+    return read_families([options.data], TextTokenizer(Path(options.model)).encode)
+
+
+def main() -> None:
+    options = parser(__doc__).parse_args()
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     results = harness.about()
-    families = read_families([options.data], TextTokenizer(Path(options.model)).encode)
-    harness.finish(options, results | measure(families, options))
+    harness.finish(options, results | measure(families_of(options), options))
 
 
 if __name__ == "__main__":

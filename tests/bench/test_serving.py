@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpu_vllm
 import serving
 from fastdraft.replay import Record
 
 SPEEDS = {"plain": [10.0, 20.0, 30.0], "ngram": [30.0, 22.0, 30.0], "head": [5.0, 4.0, 3.0]}
+
+
+class Server(str):
+    """The name of a method."""
+
+    def drafter(self) -> str | None:
+        return None
 
 
 class Tokenizer:
@@ -30,7 +38,7 @@ def options(**more: Any) -> argparse.Namespace:
     given = {
         "model": "MODEL", "methods": list(SPEEDS), "head": {"method": "eagle3"}, "rows": [2],
         "workloads": ["recorded", "agents"], "runs": 3, "prompt_tokens": 8, "new_tokens": 5,
-        "least_requests": 4,
+        "least_requests": 4, "warm_up": 8, "data": Path("DATA"),
     }  # fmt: skip
     return argparse.Namespace(**{**given, **more})
 
@@ -51,10 +59,10 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
     asked: dict[str, list[Any]] = {name: [] for name in SPEEDS}
 
     @contextlib.contextmanager
-    def started_server(method: Any, *_: Any) -> Iterator[str]:
+    def started_server(method: Any, *_: Any) -> Iterator[Server]:
         name = "plain" if method[0] is None else method[0]["method"]
         started.append("head" if name == "eagle3" else name)
-        yield started[-1]
+        yield Server(started[-1])
 
     def drive(name: str, *arguments: Any) -> Any:
         file = arguments[arguments.index("--dataset-path") + 1]
@@ -68,7 +76,8 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(serving, "serving", started_server)
     monkeypatch.setattr(serving, "drive", drive)
     monkeypatch.setattr(serving, "TextTokenizer", Tokenizer)
-    found = serving.measure(families(40), options())
+    kept: list[Any] = []
+    found = serving.measure(families(40), options(), kept.append)
     assert started == [
         *("plain", "ngram", "head"), *("ngram", "head", "plain"), *("head", "plain", "ngram")
     ]  # fmt: skip
@@ -89,9 +98,33 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
         equal = [row[name]["equal"] for name in SPEEDS]
         assert equal == [12, 12, 11]
         assert row["head"]["answers"] == 12
+    # What is known after each run is kept.
+    assert [rows[0]["plain"]["output_throughput"] for rows in kept] == [
+        [10, 10, 10], [15, 10, 20], [20, 10, 30],
+    ]  # fmt: skip
+    narrow = gpu_vllm.narrow(kept[-1], [*SPEEDS])
+    assert [(row["workload"], row["method"], row["of_plain"]) for row in narrow][:3] == [
+        ("recorded", "plain", 1.0), ("recorded", "ngram", 1.1), ("recorded", "head", 0.2),
+    ]  # fmt: skip
 
 
 def test_too_few_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "TextTokenizer", Tokenizer)
     with pytest.raises(SystemExit, match="too few requests for agents have at most 8 tokens"):
         serving.measure(families(8), options(workloads=["agents"], runs=9))
+
+
+def test_wrong_answers_are_told_from_near_ties() -> None:
+    def answer(*token_ids: int) -> gpu_vllm.Answer:
+        return gpu_vllm.Answer([*token_ids], [{4: -0.1, 5: -0.2}, {6: -0.1, 7: -3.0}, {8: 0.0}])
+
+    expected = answer(4, 6, 8)
+    for found, near, wrong in (
+        (expected, 0, 0),
+        (answer(5, 6, 8), 1, 0),
+        (answer(4, 7, 8), 0, 1),  # another token was much likelier
+        (answer(9, 6, 8), 0, 1),  # not among the likeliest
+        (answer(4, 6), 0, 1),  # ended too early
+    ):
+        row = gpu_vllm.compared([expected], [found])
+        assert row == {"answers": 1, "equal": 1 - near - wrong, "near": near, "wrong": wrong}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ def test_vllm_has_what_the_interface_describes(source: Path, ours: Any) -> None:
     names = {*ours.__annotations__} | own | properties
     assert names
     assert names <= members(source, file, name) | INHERITED, names - members(source, file, name)
+    kinds = " ".join(ours.__annotations__.values())
+    literals = re.findall("'(.+?)'", kinds)
+    text = (source / file).read_text(encoding="utf-8")
+    assert not [each for each in literals if f'"{each}"' not in text]
     for key in own:
         expected = [*inspect.signature(methods[key]).parameters]
         assert parameters(body(body(module(source, file), name), key))[: len(expected)] == expected

@@ -180,7 +180,7 @@ def test_finished_requests_are_remembered_unless_told_otherwise(make: Make, tmp_
 
 
 def test_adapters_salts_and_names_remember_apart(make: Make) -> None:
-    host = make(adapters=2, shared_namespaces=["everybody"])
+    host = make(shared_namespaces=["everybody"])
     named = {"extra_args": {NAMESPACE: "s"}}
     for owner in ({}, {"adapter": "s"}, {"salt": "s"}, named, {"salt": "s", **named}):
         assert accepted(host, **owner) == 0

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["Fork", "Forks"]
+__all__ = ["Fork", "Forks", "fork"]
 
 
 class Forks:
@@ -95,7 +95,7 @@ class Fork:
             os.killpg(self.pid, sent)
 
 
-def _fork(command: list[str], variables: dict[str, str], log: str) -> int:
+def fork(command: list[str], variables: dict[str, str], log: str) -> int:
     """In the child: runs the script, and does not return."""
     if pid := os.fork():
         return pid
@@ -136,7 +136,7 @@ def _main(*modules: str) -> None:
                 pid, status = os.waitpid(request["pid"], os.WNOHANG)
                 answer = os.waitstatus_to_exitcode(status) if pid else None
             else:
-                answer = _fork(**request)
+                answer = fork(**request)
             print(json.dumps(answer), file=answers, flush=True)
     _leave()
 

@@ -82,7 +82,6 @@ def config(
     adaptive: bool = False,
     by_batch_size: Any = None,
     chooses_lengths: bool | None = None,
-    adapters: int | None = None,
     hybrid: bool = False,
     attention_free: bool = False,
     graphs: Any = None,
@@ -105,7 +104,6 @@ def config(
         _verify_sampling_replay_config=lambda: None,
         compilation_config=graphs
         or SimpleNamespace(cudagraph_mode=None, cudagraph_capture_sizes=None),
-        lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
         additional_config={"fastdraft": Options(settings, chooses_lengths=chooses_lengths)},
         scheduler_config=SimpleNamespace(max_num_seqs=rows, async_scheduling=False),
         model_config=SimpleNamespace(

@@ -1,15 +1,16 @@
 """All that fastdraft takes for granted of vLLM with either model runner.
 
 A class here describes one of vLLM's, where its docstring says: its members are what fastdraft
-reads, calls or replaces. mypy holds the adapter to these classes, and a test holds them to vLLM's
-source. What one model runner alone has stands in `v1.interface` and `v2.interface`.
+reads, calls or replaces, and literals what it compares them with. mypy holds the adapter to these
+classes, and a test holds them to vLLM's source. What one model runner alone has stands in
+`v1.interface` and `v2.interface`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 READ_IN: Final = ("0.24.0", "0.29.0", "0.32.0", "0.33.0")
 """The versions whose source was read."""
@@ -52,7 +53,7 @@ class ModelConfig(Protocol):
     tokenizer: str
     tokenizer_revision: str | None
     max_model_len: int
-    runner_type: str
+    runner_type: Literal["pooling"] | Any
     architecture: str
     is_hybrid: bool
     is_attention_free: bool
@@ -68,7 +69,7 @@ class ParallelConfig(Protocol):
     pipeline_parallel_size: int
     data_parallel_size: int
     data_parallel_rank: int
-    distributed_executor_backend: Any
+    distributed_executor_backend: Literal["external_launcher"] | Any
 
 
 class SchedulerConfig(Protocol):
@@ -81,7 +82,7 @@ class SchedulerConfig(Protocol):
 class SpeculativeConfig(Protocol):
     """config/speculative.py:SpeculativeConfig"""
 
-    method: str | None
+    method: Literal["custom_class", "ngram_gpu"] | Any
     model: str | None
     num_speculative_tokens: int
     num_speculative_tokens_per_batch_size: Sequence[Sequence[int]] | None
