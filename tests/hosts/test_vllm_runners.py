@@ -859,8 +859,8 @@ def lengths_of_drafts_follow_the_batch(run: Run, plain: Plain) -> None:
         chosen.append(next(script))
         return chosen[-1]
 
-    def record(lengths: Any, rows: int, length: int, *args: Any, **kwargs: Any) -> None:
-        observe(lengths, rows, length, *args, **kwargs)
+    def record(lengths: Any, length: int, accepted: Any) -> None:
+        observe(lengths, length, accepted)
         told.append(length)
 
     with (

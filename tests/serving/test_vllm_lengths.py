@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm.plugin import METHOD
-from fastdraft.serving.vllm.v2 import lengths as lengths_module
+from fastdraft.serving.vllm.v2 import step_clock
 from fastdraft.serving.vllm.v2.lengths import (
     DraftLengths,
     draft_schedule,
@@ -35,7 +35,8 @@ def serve(
 ) -> tuple[list[int], float]:
     """The lengths chosen where each token is right with a chance; and tokens a second of late."""
     random = np.random.default_rng(1)
-    chooser = DraftLengths(lengths, StepLatency("cuda"))
+    latency = StepLatency("cuda")
+    chooser = DraftLengths(lengths, latency)
     chosen: list[int] = []
     tokens = elapsed = 0.0
     for step in range(steps):
@@ -43,7 +44,8 @@ def serve(
         right = (random.random((rows, max(length, 1))) < chance).cumprod(1).sum(1)
         accepted = np.minimum(right, length)
         took = seconds(rows, length, token) * float(np.exp(0.03 * random.standard_normal()))
-        chooser.observe(rows, length, accepted if length else [], took)
+        latency.observe(rows, 1 + length, took)
+        chooser.observe(length, accepted if length else [])
         chosen.append(length)
         if step >= steps // 3:
             tokens += float((1 + accepted).sum())
@@ -74,13 +76,15 @@ def test_probes_become_rare_where_drafts_do_not_pay() -> None:
 
 
 def test_drafts_begin_when_they_pay_again() -> None:
-    chooser = DraftLengths(LENGTHS, StepLatency("cuda"))
+    latency = StepLatency("cuda")
+    chooser = DraftLengths(LENGTHS, latency)
     for chance in (0.0, 1.0):
         late = []
         for _ in range(400):
             length = chooser.choose(16)
             accepted = [round(chance * length)] * 16 if length else []
-            chooser.observe(16, length, accepted, seconds(16, length, 1e-4))
+            latency.observe(16, 1 + length, seconds(16, length, 1e-4))
+            chooser.observe(length, accepted)
             late.append(length)
         assert (np.mean(late[200:]) > 6) == (chance == 1.0)
 
@@ -104,7 +108,7 @@ def test_each_step_of_a_model_with_recurrent_layers_has_drafts(
 ) -> None:
     """Whatever is learned of them, of prompts, of new requests and of steps that nobody timed."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: clock.now)
     made = vllm_config(hybrid=True, lookahead=6, rows=4)
     give_lengths(made)
     named = made.speculative_config.num_speculative_tokens_per_batch_size
@@ -221,7 +225,7 @@ def a_step(
 @pytest.mark.parametrize("good", [True, False])
 def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: clock.now)
     scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
     follow_batches(scheduler)
     chosen = []
@@ -244,7 +248,7 @@ def test_tokens_beyond_the_end_of_a_request_teach_nothing(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         DraftLengths,
         "observe",
-        lambda *args, **_: told.append(list(args[3])),
+        lambda *given: told.append(given[-1]),
     )
     scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
     follow_batches(scheduler)
@@ -281,10 +285,12 @@ def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_new_requests_are_not_judged_by_earlier_ones() -> None:
-    chooser = DraftLengths(LENGTHS, StepLatency("cuda"))
+    latency = StepLatency("cuda")
+    chooser = DraftLengths(LENGTHS, latency)
     for accepted in [0] * 200:
         length = chooser.choose(1)
-        chooser.observe(1, length, [accepted] if length else [], seconds(1, length, 1e-3))
+        latency.observe(1, 1 + length, seconds(1, length, 1e-3))
+        chooser.observe(length, [accepted] if length else [])
     assert not any(chooser.choose(1) for _ in range(8))
     chooser.forget(1.0)
     assert chooser.choose(1) > 0

@@ -20,7 +20,7 @@ from fastdraft.serving.host import KEY_VARIABLE
 from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.vllm import Settings, plugin
 from fastdraft.serving.vllm.method import configure
-from fastdraft.serving.vllm.plugin import PROPOSER, Options
+from fastdraft.serving.vllm.plugin import Options
 
 FOLDER = Path(fastdraft.serving.vllm.__file__).parent
 PUBLIC = {"args.middleware"}  # an option of vLLM's command line
@@ -131,7 +131,6 @@ def test_options_change_no_hash_and_arrive_whole() -> None:
     assert "memory_bytes" in repr(configs[0])
 
 
-@pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -141,19 +140,18 @@ def test_options_change_no_hash_and_arrive_whole() -> None:
     ],
 )
 def test_wrong_options_end_the_start_before_a_worker_begins(
-    options: dict[str, Any], message: str, chosen: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, "none")
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
-    speculative = {"method": "fastdraft", **options} if chosen else {"model": PROPOSER}
     args = SimpleNamespace(
-        additional_config={} if chosen else {"fastdraft": options},
+        additional_config={},
         attention_config=None,
         spec_tokens=None,
-        speculative_config=speculative,
+        speculative_config={"method": "fastdraft", **options},
     )
     with pytest.raises(InvalidValueError, match=message):
-        configure(args, None, chosen=chosen)
+        configure(args, None)
 
 
 @pytest.mark.parametrize(("variable", "added"), [(None, True), ("0", True), ("1", False)])

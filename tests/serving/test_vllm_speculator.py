@@ -15,7 +15,6 @@ from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.vllm.v2 import device_buffers
 from fastdraft.serving.vllm.v2 import speculator as speculator_module
 from fastdraft.serving.vllm.v2.device_buffers import COPIES, Ends, TreeBuffers
-from fastdraft.serving.vllm.v2.speculator import FastdraftSpeculator
 from vllm_host import CYCLE, VOCABULARY, Job, V2Host
 
 
@@ -252,9 +251,8 @@ def test_a_fault_of_the_kernel_costs_a_step(
 
 def test_ranks_share_the_first_ones_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     shared: list[tuple[int, ...]] = []
-    monkeypatch.setattr(
-        FastdraftSpeculator, "_share", lambda _, values: shared.append(tuple(values.shape))
-    )
+    group = SimpleNamespace(broadcast=lambda values, **_: shared.append(tuple(values.shape)))
+    monkeypatch.setattr(speculator_module, "first_rank_group", lambda: group)
     first = V2Host(ranks=2)
     monkeypatch.setattr(speculator_module, "is_first_rank", lambda: False)
     second = V2Host(ranks=2)

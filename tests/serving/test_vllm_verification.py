@@ -14,7 +14,7 @@ import torch
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.v2 import verification
+from fastdraft.serving.vllm.v2 import step_clock
 from fastdraft.serving.vllm.v2.lengths import draft_schedule, follow_batches
 from fastdraft.serving.vllm.v2.verification import adapt, agree, create, is_adaptive
 from vllm_host import V2Host, config
@@ -188,7 +188,7 @@ def test_steps_of_a_mixture_are_measured(
 ) -> None:
     """A step with drafts takes twice as long; vLLM's equal tokens would not show it."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(verification.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: clock.now)
     made = runner(experts=True, asynchronous=asynchronous)
     adapt(made, lambda _: None)
     made.initialize_kv_cache()

@@ -24,7 +24,6 @@ __all__ = ["KEY", "MODEL", "Server", "serving"]
 
 MODEL = "demo"
 KEY = "not-a-secret"
-PROPOSER = "fastdraft.serving.vllm.FastdraftProposer"
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,12 @@ def serving(
     *,
     spawn: bool = False,
     variables: Mapping[str, str] = os.environ,
-    front: bool = True,
     ledger: Path | None = None,
     frontend: Path | None = None,
     log_texts: bool = False,
 ) -> Iterator[Server]:
     """A server that drafts with settings of fastdraft, until the block ends.
 
-    front: Whether it takes predictions itself.
     spawn: Start the engine's process anew, as vLLM does on a CPU; it is forked otherwise.
     variables: Of its environment.
     ledger: The folder of its ledgers; None for one of its own.
@@ -101,12 +98,7 @@ def serving(
         # A tiny model says spaces where it may.
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
     }
-    if front:
-        speculative = {"method": "fastdraft", "num_speculative_tokens": 8, **settings}
-    else:
-        # What the method stands for with Model Runner V1.
-        speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
-        arguments["--additional-config"] = json.dumps({"fastdraft": settings})
+    speculative = {"method": "fastdraft", "num_speculative_tokens": 8, **settings}
     arguments["--speculative-config"] = json.dumps(speculative)
     log = ["--enable-log-requests", "--enable-log-outputs"] if log_texts else []
     # Endpoints for token ids are among those.

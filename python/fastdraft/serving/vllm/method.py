@@ -42,24 +42,18 @@ _LONGEST_V1: Final = 16
 _LONGEST_V2: Final = 8
 
 
-def configure(args: EngineArgs, parallel_config: ParallelConfig, *, chosen: bool = True) -> None:
+def configure(args: EngineArgs, parallel_config: ParallelConfig) -> None:
     """Names a method that vLLM knows instead of ours in a `vllm.EngineArgs`.
 
     Args:
         args: Its speculative and additional configurations are replaced.
         parallel_config: The `vllm.config.ParallelConfig` made of it.
-        chosen: False where it names the proposer itself: then the options stay where they are.
 
     Raises:
         InvalidValueError: An option has a bad value, or is given twice.
     """
     share_folder()
     additional = args.additional_config or {}
-    if not chosen:
-        options = additional.get(METHOD, {})
-        options = getattr(options, "given", options)
-        args.additional_config = {**additional, METHOD: Options(Settings.checked(options))}
-        return
     given = args.speculative_config or {}
     given = {name.replace("-", "_"): value for name, value in given.items()}
     for holder, name in ((given, "model"), (additional, METHOD)):

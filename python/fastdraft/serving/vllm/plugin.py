@@ -153,15 +153,11 @@ def _wrap(path: str, call: Callable[..., Any]) -> None:
 # --- How vLLM takes its arguments ---
 
 
-def _names(args: Any, name: str) -> Any:
-    """The value of a name in the speculative configuration of a `vllm.EngineArgs`, or of arguments
-    that vLLM parsed from a command line."""
-    given = getattr(args, "speculative_config", None)
-    return given.get(name) if isinstance(given, Mapping) else None
-
-
 def _is_chosen(args: Any) -> bool:
-    return METHOD in (_names(args, "method"), getattr(args, "spec_method", None))
+    """True if a `vllm.EngineArgs`, or what vLLM parsed of a command line, names the method."""
+    given = getattr(args, "speculative_config", None)
+    method = given.get("method") if isinstance(given, Mapping) else None
+    return METHOD in (method, getattr(args, "spec_method", None))
 
 
 def _take_method(
@@ -170,10 +166,10 @@ def _take_method(
     target_model_config: ModelConfig,
     target_parallel_config: ParallelConfig,
 ) -> Any:
-    if _is_chosen(args) or _names(args, "model") == PROPOSER:
+    if _is_chosen(args):
         from fastdraft.serving.vllm.method import configure
 
-        configure(args, target_parallel_config, chosen=_is_chosen(args))
+        configure(args, target_parallel_config)
         _ask()
     return create(args, target_model_config, target_parallel_config)
 

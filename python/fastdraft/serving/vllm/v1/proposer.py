@@ -101,8 +101,9 @@ class FastdraftProposer(VllmRequests[_Text]):
         """
         if self._runner is None:
             raise InvalidValueError(
-                "fastdraft's entry point must be loaded in vLLM's workers: if VLLM_PLUGINS is set, "
-                f"it has to name fastdraft, got {os.environ.get('VLLM_PLUGINS')!r}"
+                "fastdraft's entry point must be loaded in vLLM's workers: the method has to be "
+                "'fastdraft', and VLLM_PLUGINS, if it is set, has to name fastdraft, got "
+                f"{os.environ.get('VLLM_PLUGINS')!r}"
             )
 
     def attach(self, runner: v1.GPUModelRunner) -> None:
@@ -133,12 +134,6 @@ class FastdraftProposer(VllmRequests[_Text]):
         # Otherwise the runner drafts zeros for all rows as soon as one is near its end. Here the
         # limit is known row by row.
         runner._input_fits_in_drafter = lambda metadata: metadata is not None
-
-    @property
-    def _asks(self) -> bool:
-        """True if a request of the batch asks for log-probabilities."""
-        assert self._runner is not None
-        return bool(self._runner.input_batch.num_logprobs)
 
     def propose(
         self,
@@ -173,7 +168,8 @@ class FastdraftProposer(VllmRequests[_Text]):
         self._ended_at = time.perf_counter()
         self._steps += 1
         self._seconds += self._ended_at - started
-        self._guard(self._texts.values(), self._publish)
+        if self._ledger is not None:
+            self._guard(self._texts.values(), self._publish)
         return drafts
 
     def _step(
@@ -186,8 +182,11 @@ class FastdraftProposer(VllmRequests[_Text]):
     ) -> None:
         lengths = num_tokens_no_spec[: len(drafts)].tolist()
         assert self._runner is not None
-        request_ids, requests = self._runner.input_batch.req_ids, self._runner.requests
-        self._end(self._texts.keys() - requests.keys())
+        batch, requests = self._runner.input_batch, self._runner.requests
+        request_ids, asks = batch.req_ids, bool(batch.num_logprobs)
+        gone = self._texts.keys() - requests.keys()
+        if gone or self._waiting:
+            self._end(gone)
         decoded: dict[str, int] = {}
         live: list[_Text] = []
         rows: list[int] = []
@@ -224,11 +223,11 @@ class FastdraftProposer(VllmRequests[_Text]):
                 text.missed.append(token_ids[row, text.length : end].copy())
             text.length, text.scheduled = end, 1
         if self._times is not None:
-            lines = len(drafts) * (1 + max(verified, default=0)) if self._asks else 0
+            lines = len(drafts) * (1 + max(verified, default=0)) if asks else 0
             self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead, lines=lines)
         if live:
             self._observe(live, emitted, offsets, verified)
-            self._draft(live, rows, drafts)
+            self._draft(live, rows, drafts, asks=asks)
 
     def _begin(
         self, key: str, request: v1.CachedRequestState, token_ids: NDArray[np.int32], size: int
@@ -241,14 +240,16 @@ class FastdraftProposer(VllmRequests[_Text]):
             _keep_limits(text, known.prompt_size, request.sampling_params)
         return text
 
-    def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
+    def _draft(
+        self, texts: list[_Text], rows: list[int], drafts: list[list[int]], *, asks: bool
+    ) -> None:
         live = [
             (text, row) for text, row in zip(texts, rows, strict=True) if text.request is not None
         ]
         if not live:
             return
         limits = [text.limit() for text, _ in live]
-        cost, even, asks = None, False, self._asks
+        cost, even = None, False
         if self._times is not None:
             # With log-probabilities it is not worth it to fill drafts up.
             even = not asks and min(limits) >= self._lookahead

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -18,9 +17,10 @@ import numpy as np
 from fastdraft._core import BackOff, DepthAcceptance
 from fastdraft.faults import Faults
 from fastdraft.serving.request_options import UNLIMITED
-from fastdraft.serving.vllm.interface import SpeculativeConfig, VllmConfig, captured_sizes
+from fastdraft.serving.vllm.interface import SpeculativeConfig, VllmConfig
 from fastdraft.serving.vllm.method import chooses_lengths, drafts_on_v2, has_head
 from fastdraft.serving.vllm.v2 import interface as v2
+from fastdraft.serving.vllm.v2.step_clock import StepClock
 from fastdraft.serving.vllm.v2.verification import is_adaptive
 from fastdraft.step_latency import StepLatency
 
@@ -68,28 +68,9 @@ class DraftLengths:
         chosen = best if pays else 1
         return int(self._lengths[chosen]) if self._probes.asks(pays) else self._least
 
-    def observe(
-        self,
-        rows: int,
-        length: int,
-        accepted: Sequence[int],
-        seconds: float,
-        *,
-        prompt_tokens: int = 0,
-    ) -> None:
-        """Learns from a step.
-
-        Args:
-            rows: All rows of the step.
-            length: The draft tokens of those that had drafts.
-            accepted: How many of these were right, by row.
-            seconds: What it took; 0 where that says nothing.
-            prompt_tokens: How many of its tokens were of prompts.
-        """
-        drafts = len(accepted)
-        self._acceptance.observe(accepted, [length] * drafts)
-        tokens = rows + length * drafts + prompt_tokens
-        self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
+    def observe(self, length: int, accepted: Sequence[int]) -> None:
+        """Learns how many tokens of drafts of one length were `accepted`, by row."""
+        self._acceptance.observe(accepted, [length] * len(accepted))
 
     def forget(self, part: float) -> None:
         """Forgets a part, 0 to 1, of what drafts had accepted: the part of the rows that is new.
@@ -161,10 +142,9 @@ def follow_batches(scheduler: v2.Scheduler) -> None:
         scheduler.dynamic_sd_lookup = None  # the longest, which the worker shortens
         return
     allowed = {length for *_, length in speculative.num_speculative_tokens_per_batch_size}
-    sizes, _ = captured_sizes(config)
-    latency = StepLatency(config.device_config.device_type, sizes)
-    always = bool(config.model_config.is_hybrid)
-    followed = _Followed(DraftLengths(allowed, latency, always=always), scheduler)
+    clock, always = StepClock(config), bool(config.model_config.is_hybrid)
+    lengths = DraftLengths(allowed, clock.latency, always=always)
+    followed = _Followed(lengths, clock, scheduler)
     update, faults = scheduler.update_from_output, Faults(_logger)
 
     @functools.wraps(update)
@@ -184,27 +164,17 @@ def follow_batches(scheduler: v2.Scheduler) -> None:
 class _Followed:
     """Replaces a scheduler's list of lengths by the number of rows; learns from steps."""
 
-    def __init__(self, lengths: DraftLengths, scheduler: v2.Scheduler) -> None:
+    def __init__(self, lengths: DraftLengths, clock: StepClock, scheduler: v2.Scheduler) -> None:
         self._lengths = lengths
+        self._clock = clock
         self._scheduler = scheduler
-        # The time of the last step's output, and its requests.
-        self._ended_at = 0.0
-        self._requests: frozenset[str] = frozenset()
 
     def __getitem__(self, rows: int) -> int:
         return self._lengths.choose(rows)
 
     def observe(self, scheduled: v2.SchedulerOutput, output: v2.ModelRunnerOutput) -> None:
         """Learns from a step's `SchedulerOutput` and `ModelRunnerOutput`."""
-        now = time.perf_counter()
         tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
-        # If all requests are new, the host may have waited for them.
-        known = self._requests & tokens.keys()
-        seconds = now - self._ended_at if known else 0.0
-        self._ended_at, self._requests = now, frozenset(tokens)
-        if not tokens:
-            return
-        self._lengths.forget(1.0 - len(known) / len(tokens))
         length = max(map(len, drafts.values()), default=0)
         emitted = (
             min(len(output.sampled_token_ids[output.req_id_to_index[key]]), self._room(key))
@@ -212,11 +182,10 @@ class _Followed:
             if len(draft) == length
         )
         accepted = [min(count - 1, length) for count in emitted if count > 0]
-        others = sum(tokens.values()) - len(accepted) * (1 + length)
-        rows_without = len(tokens) - len(accepted)
-        self._lengths.observe(
-            len(tokens), length, accepted, seconds, prompt_tokens=max(others - rows_without, 0)
-        )
+        rows, total = len(tokens), sum(tokens.values())
+        new = self._clock.end(tokens, rows, total, total - rows - length * len(accepted))
+        self._lengths.forget(new)
+        self._lengths.observe(length, accepted)
 
     def _room(self, key: str) -> int:
         """The tokens that a request may still say. A step may emit more, which are cut off."""

@@ -209,19 +209,10 @@ class FastdraftSpeculator:
         last_hidden_states: Tensor,
         aux_hidden_states: list[Tensor] | None,
         num_sampled: Tensor,
-        num_rejected: Tensor,
-        last_sampled: Tensor,
-        next_prefill_tokens: Tensor,
-        temperature: Tensor,
-        seeds: Tensor,
-        dp_sync_state: Any = None,
+        *_: Any,
         dummy_run: bool = False,
-        skip_attn_for_dummy_run: bool = False,
-        mm_inputs: Any = None,
-        is_profile: bool = False,
-        num_speculative_tokens: int | None = None,
         head_ids: Tensor | None = None,
-        **_: Any,
+        **__: Any,
     ) -> Tensor:
         """The drafts of the next step, int64 (rows, num_speculative_tokens). Waits for nothing.
 
@@ -246,9 +237,10 @@ class FastdraftSpeculator:
             self._guard(self._propose, input_batch, num_sampled, head_ids)
         if self._ranks > 1:
             # Drafts arrive at different times in the ranks, and all have to verify the same ones.
-            self._share(drafts)
+            group = first_rank_group()
+            group.broadcast(drafts, src=0)
             if self.enable_adaptive_verification:  # nobody else reads them
-                self._share(output.probabilities[:rows])
+                group.broadcast(output.probabilities[:rows], src=0)
         return drafts
 
     def _join(self, speculator: v2.DraftModelSpeculator) -> None:
@@ -343,10 +335,6 @@ class FastdraftSpeculator:
         if self._columns.is_cuda:
             values = values.pin_memory()
         self._columns.copy_(values, non_blocking=True)
-
-    def _share(self, values: Tensor) -> None:
-        """Gives all ranks of the model the first one's values."""
-        first_rank_group().broadcast(values, src=0)
 
     def _guard(self, call: Callable[..., None], *args: Any) -> None:
         """Calls; an exception only loses drafts."""

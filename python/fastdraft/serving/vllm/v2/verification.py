@@ -16,7 +16,6 @@ vLLM offers it for DSpark. Three things differ for lookups:
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -25,7 +24,7 @@ from fastdraft.serving.vllm.interface import VllmConfig
 from fastdraft.serving.vllm.method import chooses_lengths, drafts_on_v2
 from fastdraft.serving.vllm.settings import Settings
 from fastdraft.serving.vllm.v2 import interface as v2
-from fastdraft.step_latency import StepLatency
+from fastdraft.serving.vllm.v2.step_clock import StepClock
 
 __all__ = ["adapt", "agree", "create", "is_adaptive"]
 
@@ -140,31 +139,24 @@ class _Prices:
     def __init__(self, manager: v2.AdaptiveVerificationManager, config: VllmConfig) -> None:
         self._manager = manager
         self._widest = 2 * (1 + manager.num_speculative_steps)  # the batch may grow meanwhile
-        sizes = config.compilation_config.cudagraph_capture_sizes or ()
-        self._latency = StepLatency(config.device_config.device_type, sizes)
+        self._clock = StepClock(config)
         # With steps that overlap the host waits here for the step before.
         self._is_late = bool(config.scheduler_config.async_scheduling)
         self._steps = 0
-        self._ended_at = 0.0
         self._batch: v2.InputBatch | None = None
 
     def record(self, record: Callable[..., None], probabilities: Any, batch: v2.InputBatch) -> None:
         """vLLM's `record_confidences`."""
         record(probabilities, batch)
-        now = time.perf_counter()
-        before, self._batch = self._batch, batch
-        # If all requests are new, the host may have waited for them.
-        if before is not None and not set(before.req_ids).isdisjoint(batch.req_ids):
-            self._observe(before if self._is_late else batch, now - self._ended_at)
-        self._ended_at = now
+        ended = self._batch or batch if self._is_late else batch
+        self._batch = batch
+        rows, tokens = ended.num_reqs, ended.num_tokens
+        self._clock.end(batch.req_ids, rows, tokens, tokens - rows - ended.num_draft_tokens)
         if self._steps % _STEPS == 0:
-            seconds = self._latency.seconds_by_tokens(batch.num_reqs, self._widest, optimistic=True)
+            seconds = self._clock.latency.seconds_by_tokens(
+                batch.num_reqs, self._widest, optimistic=True
+            )
             curve = [*enumerate((1e3 * seconds).tolist(), 1)]
             # The first rank's, as all have to choose alike. Drafts take no time of their own.
             self._manager.set_cost_curves([(1, 0.0)], curve)
         self._steps += 1
-
-    def _observe(self, batch: v2.InputBatch, seconds: float) -> None:
-        rows, tokens = batch.num_reqs, batch.num_tokens
-        prompt_tokens = max(tokens - rows - batch.num_draft_tokens, 0)
-        self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
