@@ -7,8 +7,8 @@ model with recurrent layers are those without drafts, with `unproven_recurrent`.
 `serving.py`, whose options these are: Model Runner V2 with asynchronous scheduling beside vLLM's
 `ngram_gpu` and suffix decoding, which runs on V1. What is done is written before more is begun.
 
-With --rehearsal all runs in a tiny size on a CPU. vLLM's recurrent layers lose drafts there, so
-the proof takes the model of the table: that shows whether the script works.
+With --rehearsal all runs in a tiny size on a CPU. fastdraft refuses recurrent layers there, so the
+proof takes the model of the table: that shows whether the script works.
 """
 
 from __future__ import annotations

@@ -37,7 +37,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import psutil
 import torch
 
 import baselines
@@ -99,8 +98,7 @@ class Server(NamedTuple):
         return said and said[1]
 
     def processor_seconds(self) -> float:
-        process = psutil.Process(self.process)
-        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        times = [each.cpu_times() for each in family(self.process)]
         return float(sum(each.user + each.system for each in times))
 
 
@@ -135,13 +133,21 @@ def serving(
             raise SystemExit(f"the server does not start:\n{log.read_text()[-4000:]}")
         yield Server(url, process.pid, log)
     finally:
-        engines = psutil.Process(process.pid).children(recursive=True)
+        engines = family(process.pid) if process.poll() is None else []
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)
-        for each in (process, *engines):
-            with contextlib.suppress(psutil.NoSuchProcess):
+        for each in engines:
+            if each.is_running():
                 each.kill()
+
+
+def family(process: int) -> list[Any]:
+    """A process, and all that it has started."""
+    import psutil
+
+    first = psutil.Process(process)
+    return [first, *first.children(recursive=True)]
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Any:
