@@ -9,7 +9,6 @@ import dataclasses
 import pickle
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
@@ -231,23 +230,6 @@ class EngineAgainstLists(RuleBasedStateMachine):
 
 TestEngineAgainstLists = EngineAgainstLists.TestCase
 TestEngineAgainstLists.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@pytest.mark.parametrize(
-    ("edit", "resumed"),
-    [
-        pytest.param([103, 9, 105], 106, id="replaced"),
-        pytest.param([103, 9, 8, 104], 105, id="inserted"),
-        pytest.param([103, 106], 107, id="deleted"),
-    ],
-)
-def test_prediction_resumes_a_token_after_an_edit(edit: list[int], resumed: int) -> None:
-    engine = Engine(DraftConfig(lookahead=4, token_cost=0))
-    request = engine.add_request([1], prediction=list(range(100, 140)))
-    for token in [100, 101, 102, *edit]:
-        engine.propose(request)
-        engine.observe(request, [token])
-    assert engine.propose(request).tolist() == list(range(resumed, resumed + 4))
 
 
 @pytest.mark.parametrize(
@@ -811,36 +793,6 @@ def test_an_uninitialised_datastore_is_refused() -> None:
         Engine(datastores=[store])
     with pytest.raises(TypeError, match="__init__"):
         Engine().add_request([1], datastores=[store])
-
-
-def test_threads_share_an_engine() -> None:
-    engine = Engine()
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 50, 5000) for _ in range(8)]
-    failures: list[BaseException] = []
-
-    def serve(prompt: np.ndarray) -> None:
-        try:
-            for _ in range(5):
-                requests = [engine.add_request(prompt, prediction=prompt) for _ in range(4)]
-                for i in range(20):
-                    batch = engine.propose_batch(requests)
-                    assert len(batch) == 4
-                    engine.observe_batch(requests, prompt[i : i + 4], np.arange(5))
-                    assert engine.propose(requests[0]).tolist() is not None
-                assert all(engine.finish(r).emitted == 20 for r in requests)
-        except BaseException as failure:
-            failures.append(failure)
-            raise
-
-    threads = [threading.Thread(target=serve, args=(prompt,)) for prompt in prompts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert engine.num_requests == 0
-    assert engine.num_bytes == 0
 
 
 def test_stats_add_up() -> None:

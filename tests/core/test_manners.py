@@ -14,12 +14,10 @@ import pytest
 
 import fastdraft.config
 from fastdraft import (
-    Calibration,
     Datastore,
     Draft,
     DraftBatch,
     DraftConfig,
-    DraftStats,
     Engine,
     memory,
     verification,
@@ -204,8 +202,3 @@ def test_a_part_without_its_package_says_what_to_install(
     with pytest.raises(ImportError) as error:
         importlib.import_module(module)
     assert message in str(error.value)
-
-
-def test_counts_and_calibrations_stay_what_they_were() -> None:
-    assert repr(DraftStats(steps=2)).startswith("DraftStats(steps=2, emitted=0")
-    assert isinstance(Engine().calibration(), Calibration)

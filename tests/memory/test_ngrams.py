@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 import struct
-import zlib
 from collections.abc import Sequence
 from itertools import chain
 from math import log2
@@ -150,34 +149,6 @@ def test_each_damaged_byte_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "damaged.fdn").write_bytes(damaged)
         with pytest.raises(DatastoreError):
             NgramTable.open(tmp_path / "damaged.fdn")
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    index=st.lists(st.integers(0, 40) | st.integers(0, 2**32 - 1), min_size=2, max_size=5),
-    words=st.binary(max_size=60).map(lambda words: words[: len(words) // 3 * 3]),
-)
-def test_a_hostile_file_gives_wrong_tokens_and_nothing_worse(
-    tmp_path_factory: pytest.TempPathFactory, index: list[int], words: bytes
-) -> None:
-    """Its checksums are right, and what it holds is anything."""
-    path = tmp_path_factory.mktemp("tables") / "table.fdn"
-    table_of(path.parent, [])
-    header = bytearray(path.read_bytes()[:HEADER])
-    contents = struct.pack(f"<{len(index)}I", *index) + words + b"\0"
-    size = HEADER + len(contents)
-    header[72:92] = struct.pack(
-        "<qIII", size, len(index) - 1, len(words) // 3, zlib.crc32(contents)
-    )
-    header[CHECKSUM:] = struct.pack("<I", zlib.crc32(bytes(header[:CHECKSUM])))
-    path.write_bytes(bytes(header) + contents)
-    table = NgramTable.open(path)
-    engine = Engine(DraftConfig(ngrams=table, vocabulary=1 << 20), datastores=[])
-    request = engine.add_request([3, 1, 2])
-    for token in range(40):
-        assert len(table.guess([token, 1, token], most=24)) <= 24
-        engine.propose(request)
-        engine.observe(request, [token])
 
 
 def test_a_config_opens_the_table_and_checks_that_it_fits(tmp_path: Path) -> None:

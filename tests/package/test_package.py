@@ -53,11 +53,6 @@ def test_works_where_torch_cannot_be_imported() -> None:
     assert printed == "[3, 4]\n"
 
 
-def test_kernels_are_part_of_the_package() -> None:
-    kernels = importlib.import_module("fastdraft.kernels")
-    assert kernels.__name__ == "fastdraft.kernels"
-
-
 def test_version_is_the_installed_one() -> None:
     assert fastdraft.__version__ == importlib.metadata.version("fastdraft")
 
