@@ -29,6 +29,8 @@ QUICK = {
     "test_odd_rows": {"vocabulary": 33},
     "test_each_way_to_a_draft": {},
     "test_noise_is_the_reference": {},
+    "test_linear": {"dtype": torch.bfloat16, "sizes": (90, 33, 70), "transposed": False},
+    "test_attention": {"dtype": torch.bfloat16, "heads": 6},
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastdraft.kernels import config, language
+from fastdraft.kernels import config, language, products
 from fastdraft.late.alignment import Aligner, Head, Texts, Trees
 from fastdraft.verification import (
     verify_greedy,
@@ -81,6 +81,17 @@ def continuations(
     aligner.align(texts, trees, column(), column(), head if beside_head else None)
 
 
+def bitwise(dtype: torch.dtype) -> None:
+    """A forward's products: linear layers with and without a bias, attention, a mean."""
+    x, weight = torch.zeros(33, 4096, dtype=dtype), torch.zeros(1024, 4096, dtype=dtype)
+    products.linear(x, weight)
+    products.linear(x, weight, x[0, :1024])
+    query, keys = torch.zeros(2, 32, 3, 128, dtype=dtype), torch.zeros(2, 8, 64, 128, dtype=dtype)
+    order = torch.zeros(2, 1, 64, dtype=torch.int64)
+    products.attend(query, keys, keys, order, torch.zeros(2, 3, dtype=torch.int32), 0.1)
+    products.mean(x)
+
+
 def odd() -> None:
     """Rows that are not aligned to 16 bytes, and whose logits do not lie side by side."""
     rows = batch(torch.bfloat16, 50_257, step=2)
@@ -107,6 +118,7 @@ def launches() -> dict[str, Callable[[], None]]:
             "rejection filters": partial(rejection, dtype, **FILTERS),
             "sampled everything": partial(sampled, dtype, **EVERYTHING),
             "rejection everything": partial(rejection, dtype, **EVERYTHING),
+            "bitwise": partial(bitwise, dtype),
         }
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
     for size in VOCABULARIES:
@@ -125,12 +137,12 @@ def launches() -> dict[str, Callable[[], None]]:
 
 
 # The calls that serving makes most: compiled for every target.
-USUAL = ("greedy", "sampled", "sampled filters", "rejection", "rejection filters")
+USUAL = ("greedy", "sampled", "sampled filters", "rejection", "rejection filters", "bitwise")
 # Calls that between them have every kernel. float32 takes the most registers; float16 differs from
 # bfloat16 in how it is converted, and in the threshold's search.
 OF_EVERY_TYPE = {
-    "fp16": ("sampled filters",),
-    "fp32": ("sampled filters", "rejection", "rejection filters"),
+    "fp16": ("sampled filters", "bitwise"),
+    "fp32": ("sampled filters", "rejection", "rejection filters", "bitwise"),
 }
 
 

@@ -1,4 +1,7 @@
-"""Triton's interpreter with less to do: the same results in about a quarter of the time."""
+"""Triton's interpreter with less to do: the same results in about a quarter of the time.
+
+And with products of bfloat16, whose bits it multiplies as if they were integers.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ def speed_up(interpreter: Any) -> None:
     _keep_shapes(interpreter)
     _leave_out_what_is_not_looked_at(interpreter)
     _reduce_halves(interpreter)
+    _multiply_bfloat16(interpreter)
 
 
 def _patch_language_once(interpreter: Any) -> None:
@@ -127,3 +131,19 @@ def _reduce_halves(interpreter: Any) -> None:
         return self.to_tensor(rest[0], values.dtype)
 
     interpreter.ReduceOps.generic_reduce = reduce
+
+
+def _multiply_bfloat16(interpreter: Any) -> None:
+    language = interpreter.tl
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def as_float32(operand: Any) -> Any:
+        if operand.dtype.scalar != language.bfloat16:
+            return operand
+        bits = operand.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), language.float32)
+
+    def dot_of_floats(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, as_float32(a), as_float32(b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = dot_of_floats

@@ -11,6 +11,9 @@ their last bits between a forward over one token and one over nine, or between b
 - functions that a vector unit approximates, such as the exponential, over whole tokens at a time,
   as the last elements of a tensor would be computed in another way.
 
+On a GPU with Triton the kernels of `fastdraft.kernels.products` do so, in tiles of their own; means
+too, which torch may divide among programs there by the number of tokens.
+
 Operations on single elements and on single tokens round alike in any shape. Other products are
 refused.
 """
@@ -26,6 +29,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import language, products
 
 __all__ = ["KEYS", "TILE", "Bitwise", "rounding"]
 
@@ -51,6 +55,7 @@ _APPROXIMATED: Final[frozenset[Any]] = frozenset(
     )
     if hasattr(module, name)
 )
+_MEANS: Final = frozenset({torch.mean, torch.Tensor.mean})
 _LINEAR: Final = frozenset({_F.linear, torch._C._nn.linear})
 _ATTENTION: Final = frozenset(
     {_F.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention}
@@ -85,7 +90,10 @@ class Bitwise(TorchFunctionMode):
             return _linear(*args, **kwargs)
         if func in _ATTENTION:
             return _attention(*args, **kwargs)
-        if func in _APPROXIMATED:
+        on_device = bool(args) and isinstance(args[0], Tensor) and language.has_kernels(args[0])
+        if func in _MEANS and on_device and _is_of_tokens(*args[1:], **kwargs):
+            return products.mean(args[0])
+        if func in _APPROXIMATED and not on_device:
             return _by_tokens(func, *args, **kwargs)
         if func in (torch.addmm, torch.Tensor.addmm):
             return _addmm(*args, **kwargs)
@@ -120,10 +128,22 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if kind not in _alike:
         x_drawn = _drawn(TILE, weight.shape[1], like=weight)
         what = f"{tuple(weight.shape)} {weight.dtype}"
-        _require_alike(lambda tile: _F.linear(tile, weight), x_drawn, what)
+        _require_alike(lambda tile: _product(tile, weight), x_drawn, what)
         _alike.add(kind)
-    out = _tiled(lambda tile: _F.linear(tile, weight, bias), x.reshape(-1, x.shape[-1]))
+    out = _product(x.reshape(-1, x.shape[-1]), weight, bias)
     return out.view(*x.shape[:-1], -1)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (tokens, in) times weight (out, in): (tokens, out)."""
+    if language.has_kernels(x):
+        return products.linear(x, weight, bias)
+    return _tiled(lambda tile: _F.linear(tile, weight, bias), x)
+
+
+def _is_of_tokens(dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> bool:
+    """True for a mean over the last dimension, which stays."""
+    return dim in (-1, [-1], (-1,)) and keepdim and dtype is None
 
 
 # The kinds of products that were found to be the same for each token of a tile.
@@ -152,6 +172,8 @@ def _drawn(*shape: int, like: Tensor) -> Tensor:
 
 def _addmm(bias: Tensor, x: Tensor, weight: Tensor, **scales: Any) -> Tensor:
     """As `torch.addmm` with a bias for each column."""
+    if language.has_kernels(x) and not scales:
+        return products.linear(x, weight.T, bias)
     return _tiled(lambda tile: torch.addmm(bias, tile, weight, **scales), x)
 
 
@@ -191,8 +213,13 @@ def _attention(
             "bitwise must be False for attention with dropout, or with a mask for each head, got "
             f"dropout {dropout_p} and a mask {attn_mask if attn_mask is None else attn_mask.shape}"
         )
-    order, empty, hidden = _seen(attn_mask, (rows, queries, key.shape[2]), is_causal=is_causal)
-    lines = query.float() * (size**-0.5 if scale is None else scale)
+    shape = rows, queries, key.shape[2]
+    order, empty, hidden = _seen(attn_mask, shape, key.device, is_causal=is_causal)
+    scale = size**-0.5 if scale is None else scale
+    if language.has_kernels(query):
+        seen = (~hidden).sum(-1, dtype=torch.int32)
+        return products.attend(query, key, value, order, seen, scale)
+    lines = query.float() * scale
     which = torch.arange(rows, device=query.device)
     if order.shape[1] > 1:
         # Each query is a row of its own.
@@ -214,7 +241,7 @@ def _attention(
 
 
 def _seen(
-    mask: Tensor | None, shape: tuple[int, int, int], *, is_causal: bool
+    mask: Tensor | None, shape: tuple[int, int, int], device: torch.device, *, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The columns that each query sees, in order and before all others, whole blocks of them.
 
@@ -234,7 +261,7 @@ def _seen(
     if known is not None and known[0] == (mask._version, rows):  # type: ignore[union-attr]
         return known[1]  # type: ignore[no-any-return]
     if mask is None:
-        sees = torch.ones(queries, columns, dtype=torch.bool)
+        sees = torch.ones(queries, columns, dtype=torch.bool, device=device)
         sees = (sees.tril() if is_causal else sees).expand(rows, -1, -1)
     else:
         sees = (mask if mask.dtype == torch.bool else mask == 0)[:, 0].expand(*shape)
