@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from fastdraft import _core
 from fastdraft.memory.ngrams import NgramTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "MAX_REQUEST_TOKENS",
@@ -19,6 +22,15 @@ __all__ = [
 
 MAX_REQUEST_TOKENS = _core.MAX_REQUEST_TOKENS
 """The longest text that one request's index can hold."""
+
+
+class Limits(TypedDict, total=False):
+    """Fields of `DraftConfig` that every drafter has."""
+
+    max_request_tokens: int
+    max_bytes: int | None
+    vocabulary: int | None
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +103,7 @@ class DraftConfig:
         cls,
         max_ngram: int = 3,
         num_tokens: int = 10,
-        *,
-        max_request_tokens: int = MAX_REQUEST_TOKENS,
-        max_bytes: int | None = None,
-        vocabulary: int | None = None,
+        **limits: Unpack[Limits],
     ) -> DraftConfig:
         """Prompt lookup decoding (A. Saxena, 2023), proposal for proposal as transformers has it.
 
@@ -102,13 +111,7 @@ class DraftConfig:
         earlier, and drafts up to `num_tokens` tokens that followed its first occurrence, whatever
         they cost. Predictions are not used.
         """
-        return cls(
-            lookahead=num_tokens,
-            drafter=PromptLookup(max_ngram),
-            max_request_tokens=max_request_tokens,
-            max_bytes=max_bytes,
-            vocabulary=vocabulary,
-        )
+        return cls(lookahead=num_tokens, drafter=PromptLookup(max_ngram), **limits)
 
     @classmethod
     def ngram(
@@ -117,9 +120,7 @@ class DraftConfig:
         min_probability: float = 0.3,
         *,
         lookahead: int = 16,
-        max_request_tokens: int = MAX_REQUEST_TOKENS,
-        max_bytes: int | None = None,
-        vocabulary: int | None = None,
+        **limits: Unpack[Limits],
     ) -> DraftConfig:
         """The n-gram autocomplete (J. Kim, K. Kim and A. Oh, Autocomplete Algorithm for Language
         Models, 2024).
@@ -150,23 +151,14 @@ class DraftConfig:
         A proposal costs O(lookahead * order), an observed token O(1) amortised, a prompt O(order) a
         token; the model takes about 50 bytes a prompt token at order 4.
         """
-        return cls(
-            lookahead=lookahead,
-            drafter=NgramAutocomplete(order, min_probability),
-            max_request_tokens=max_request_tokens,
-            max_bytes=max_bytes,
-            vocabulary=vocabulary,
-        )
+        return cls(lookahead=lookahead, drafter=NgramAutocomplete(order, min_probability), **limits)
 
     @classmethod
     def predicted_outputs(
         cls,
         lookahead: int = 16,
         recovery: int = 32,
-        *,
-        max_request_tokens: int = MAX_REQUEST_TOKENS,
-        max_bytes: int | None = None,
-        vocabulary: int | None = None,
+        **limits: Unpack[Limits],
     ) -> DraftConfig:
         """Predicted outputs as the hosted service that named them drafts them, by a report that
         reverse-engineered it in 2024.
@@ -185,13 +177,7 @@ class DraftConfig:
 
         A proposal costs O(lookahead), an observed token O(1) amortised.
         """
-        return cls(
-            lookahead=lookahead,
-            drafter=PredictedOutputs(recovery),
-            max_request_tokens=max_request_tokens,
-            max_bytes=max_bytes,
-            vocabulary=vocabulary,
-        )
+        return cls(lookahead=lookahead, drafter=PredictedOutputs(recovery), **limits)
 
     @property
     def takes_offers(self) -> bool:

@@ -103,14 +103,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert contents(str(tmp_path)) == before
 
 
-def test_an_older_fleet_is_refused_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / ("a" * 64) / "manifests").mkdir(parents=True)
-    for command in (["ls"], ["forget", "acme"], ["prune", "--older-than", "1"]):
-        result = fastdraft(command[0], str(tmp_path), *command[1:])
-        assert result.exit_code == 1
-        assert "was published by a version before 0.2, which is not read any more" in result.output
-
-
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     replica = join(str(tmp_path))
     for name in ("a", "b"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from fastdraft.cli.options import FILE, NUMBER, field_option, open_datastore, ray_option
+from fastdraft.cli.options import FILE, NUMBER, field_option, open_checked, ray_option
 from fastdraft.cli.texts import Part, answers_in, parts_of, tokenised, tokenised_by
 from fastdraft.errors import InvalidValueError
 from fastdraft.memory.datastore import Datastore, DatastoreWriter
@@ -162,7 +162,7 @@ def query(file: Path, text: str, tokenizer: str | None, most: int, tokens: int) 
         )
     else:
         wanted = [int(each) for each in text.split()]
-    with open_datastore(file, texts) as store:
+    with open_checked(Datastore, file, texts) as store:
         found = store.find(wanted, most=most)
         click.echo(f"occurrences: {len(found)}")
         for match in found:

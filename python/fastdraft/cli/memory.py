@@ -18,7 +18,6 @@ from fastdraft.serving.host import KEY_VARIABLE, Namespace
 __all__ = ["memory"]
 
 _HASH = re.compile("[0-9a-f]{64}", re.ASCII)
-_OLD = {"text", "packs", "manifests"}
 
 
 class _Group(click.Group):
@@ -51,16 +50,10 @@ def _objects(url: str) -> Objects:
     return Objects(url, key)
 
 
-def _groups(objects: Objects) -> Iterator[str]:
-    """The folders of models. Raises DatastoreError for what an older version published."""
-    for group, is_object in sorted(objects.ls().items()):
-        if _HASH.fullmatch(group) and not is_object:
-            if _OLD & objects.ls(group).keys():
-                raise DatastoreError(
-                    f"{group} was published by a version before 0.2, which is not read any more: "
-                    "delete it, and replicas publish anew"
-                )
-            yield group
+def _groups(objects: Objects) -> list[str]:
+    """The folders of models."""
+    found = sorted(objects.ls().items())
+    return [group for group, is_object in found if _HASH.fullmatch(group) and not is_object]
 
 
 def _heads(objects: Objects) -> Iterator[tuple[str, str, str, int, int, float]]:

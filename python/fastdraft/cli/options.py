@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -22,13 +22,14 @@ __all__ = [
     "command_line",
     "field_option",
     "model_options",
-    "open_datastore",
-    "open_ngrams",
+    "open_checked",
     "ray_option",
     "read_text",
     "write_text",
     "writing",
 ]
+
+_File = TypeVar("_File", Datastore, NgramTable)
 
 NUMBER = click.IntRange(min=1)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -87,21 +88,13 @@ ray_option = click.option(
 )
 
 
-def open_datastore(path: Path, texts: TextTokenizer | None) -> Datastore:
-    """A frozen store, refused if it says that its tokens are not those of `texts`."""
-    store = Datastore.open(path)
-    if store.fingerprint is None or texts is None:
-        return store
-    store.close()
-    return Datastore.open(path, fingerprint=texts.fingerprint())
-
-
-def open_ngrams(path: Path, texts: TextTokenizer | None) -> NgramTable:
-    """A table of n-grams, refused if it says that its tokens are not those of `texts`."""
-    table = NgramTable.open(path)
-    if table.fingerprint is None or texts is None:
-        return table
-    return NgramTable.open(path, fingerprint=texts.fingerprint())
+def open_checked(kind: type[_File], path: Path, texts: TextTokenizer | None) -> _File:
+    """A frozen store or a table of n-grams, refused if it says that its tokens are not those of
+    `texts`."""
+    found = kind.open(path)
+    if found.fingerprint is None or texts is None:
+        return found
+    return kind.open(path, fingerprint=texts.fingerprint())
 
 
 def read_text(path: Path) -> str:

@@ -15,12 +15,13 @@ from fastdraft.cli.options import (
     NEW_FILE,
     NUMBER,
     command_line,
-    open_datastore,
-    open_ngrams,
+    open_checked,
     ray_option,
     write_text,
 )
 from fastdraft.demo import ensure_model
+from fastdraft.memory.datastore import Datastore
+from fastdraft.memory.ngrams import NgramTable
 from fastdraft.replay import (
     DRAFTERS,
     PEERS,
@@ -245,10 +246,10 @@ def replay(
     # The records' tokenizer is known if they hold text, or if the user names it.
     is_known = tokenizer is not None or texts.is_loaded
     decode = pieces.decode if sample else texts.decode if is_known else None
-    stores = [open_datastore(path, texts if is_known else None) for path in datastores]
+    stores = [open_checked(Datastore, path, texts if is_known else None) for path in datastores]
     table = None
     if ngrams is not None:
-        table = open_ngrams(ngrams, texts if is_known else None)
+        table = open_checked(NgramTable, ngrams, texts if is_known else None)
     elif is_known and not no_ngrams and "default" in drafters:
         table = texts.common_ngrams()
     curves: list[tuple[float, ...] | None] = [None]
