@@ -58,8 +58,10 @@ def join(parts: list[Chosen]) -> Chosen:
 def emit(chosen: Chosen, batch: Batch) -> Verified:
     """The emitted tokens if the target chose these, one for each row of the batch.
 
-    Reads the tokens back from a device.
+    Reads the tokens back from a device, where there are drafts.
     """
+    if not batch.max_draft and not len(batch.draft_ids):
+        return _without_drafts(chosen, batch)
     tokens, maxima = chosen.tokens.tolist(), chosen.maxima.tolist()
     drafts, starts = batch.draft_ids.tolist(), batch.offsets.tolist()
     parents = None if batch.parents is None else batch.parents.tolist()
@@ -115,6 +117,26 @@ def emit(chosen: Chosen, batch: Batch) -> Verified:
         _placed([*map(len, emitted)], device),
         _placed(status, device),
         _padded(paths, max_draft, device),
+        of_rows(chosen.logprobs),
+        of_rows(chosen.raw_logprobs),
+    )
+
+
+def _without_drafts(chosen: Chosen, batch: Batch) -> Verified:
+    """`emit` where nothing was drafted: the first row of each request decides."""
+    requests = batch.requests
+    maxima = chosen.maxima[:requests]
+    empty = maxima == -math.inf
+
+    def of_rows(values: Tensor | None) -> Tensor | None:
+        return None if values is None else torch.where(empty, torch.nan, values[:requests])[:, None]
+
+    emitted = torch.where(empty, -1, chosen.tokens[:requests])[:, None].int()
+    return Verified(
+        emitted,
+        (~empty).int(),
+        (empty * int(Status.EMPTY) + maxima.isnan() * int(Status.NAN)).int(),
+        emitted[:, :0],
         of_rows(chosen.logprobs),
         of_rows(chosen.raw_logprobs),
     )

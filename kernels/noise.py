@@ -36,15 +36,15 @@ def philox(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10: four random 32-bit words for each counter under a key.
 
-    All operands are int64 tensors that hold unsigned 32-bit words and broadcast together.
+    All operands are int64 tensors that hold unsigned 32-bit words and broadcast together, to at
+    least one dimension.
     """
     if any(each.device.type != "cpu" for each in (*counter, *key)):
         return _rounds(counter, key)
     # numpy's operations on few numbers take a third of PyTorch's time; of single ones it warns.
     words = [np.atleast_1d(each.numpy()).view(np.uint64) for each in (*counter, *key)]
-    shape = torch.broadcast_shapes(*(each.shape for each in (*counter, *key)))
     found = _rounds(words[:4], words[4:])
-    c0, c1, c2, c3 = (torch.from_numpy(each.view(np.int64)).reshape(shape) for each in found)
+    c0, c1, c2, c3 = (torch.from_numpy(each.view(np.int64)) for each in found)
     return c0, c1, c2, c3
 
 

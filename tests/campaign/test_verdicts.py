@@ -67,7 +67,8 @@ def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str
         answer = answered(plan)
         # Last of all that of the generation itself, behind those of the probe.
         places = plan._model_kwargs.get("position_ids") is not None
-        said.append((Answer(plan._masks.takes_trees and places), answer))
+        trees = plan._masks.needed is None and not plan._cache.has_recurrent_layers
+        said.append((Answer(trees and places), answer))
         return answer
 
     try:

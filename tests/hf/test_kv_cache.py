@@ -51,7 +51,7 @@ def test_buffers_of_short_texts_do_not_grow_at_every_step() -> None:
     for length in range(10, 74):
         _prepare(cache, [length, length], 1)
         cache.update(*_states(2, 1), 0)
-        capacities.append(layer.capacity)
+        capacities.append(layer.layout.capacity)
     assert len(set(capacities)) <= 3
 
 
@@ -222,13 +222,14 @@ def _unequal(sequences: torch.Tensor, prompt: int) -> dict[str, Any]:
         ("llama", 3, {}),
         ("llama", 1, {"allowed": 1 << 15}),
         ("mistral", 3, {}),
-        ("gemma3", 1, {"turns": 2}),
+        ("gemma3", 1, {"turns": 2, "length": 150}),
         ("gemma3", 1, {"drafts": _forest, "length": 100}),
         ("gemma3", 3, {"drafts": _unequal, "length": 100}),
     ],
 )
 def test_memory_at_its_peak(family: str, rows: int, options: dict[str, Any]) -> None:
-    model = cache_memory.model_of(family, layers=6, window=96)
+    # Every sixth layer of Gemma's is another one; the others' are alike.
+    model = cache_memory.model_of(family, layers=6 if family == "gemma3" else 2, window=96)
     inputs = cache_memory.prompts(rows, 120)
     # A buffer may have 32 columns and a draft's width to spare. In a text of this length they are
     # few. How many there are depends on measured times, since these decide how wide a forward is.

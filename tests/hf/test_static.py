@@ -108,7 +108,8 @@ def test_rows_that_have_ended_stay_as_padding(
 ) -> None:
     model, options = tiny_model(family, attention=attention), _ending()
     expected = model.generate(**options, do_sample=False)
-    hf.generate(model, **options, **STATIC)  # asks what the model can verify, in other shapes
+    # Asks what the model can verify, in other shapes.
+    hf.generate(model, **{**options, "max_new_tokens": 1}, **STATIC)
     news = [row[PROMPT:][:limit] for row, limit in zip(expected, LIMITS, strict=True)]
     for more in (
         {"drafter": Silent()},
@@ -192,7 +193,7 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(StaticRowCache, "keep_buffers", noted)
     model = tiny_model("gemma3")
-    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    options: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
 
     def generated(rows: int, seed: int, drafter: Any = None) -> None:
         inputs = repetitive_batch(rows, seed=seed)
@@ -237,17 +238,19 @@ def test_windows_compile_too(compilations: Any, shapes: set[tuple[int, ...]]) ->
 
 
 @pytest.mark.any_transformers
-def test_inductor(llama: Any, compilations: Any) -> None:
+def test_inductor(compilations: Any) -> None:
+    # A second layer takes the compiler as long again.
+    model = tiny_model("llama", num_hidden_layers=1)
     ours = {**_compiled("inductor"), "drafter": Generous(NARROW)}
     options = {"max_new_tokens": NEW, "eos_token_id": None}
-    output = assert_decodes(llama, repetitive_batch(2), ours=ours, **options).output
+    output = assert_decodes(model, repetitive_batch(2), ours=ours, **options).output
     assert output.stats.accepted > NEW / 2
     assert 1 < compilations() <= len(WIDTHS)
 
 
 def test_models_that_ask_for_a_static_cache_themselves(compilations: Any) -> None:
-    model, inputs = tiny_model("llama"), repetitive_batch(1)
-    plain = tiny_model("llama")
+    model, plain = (tiny_model("llama", num_hidden_layers=1) for _ in range(2))
+    inputs = repetitive_batch(1)
     expected = plain_tokens(plain, inputs, max_new_tokens=NEW)
     for name, value in _compiled().items():
         setattr(model.generation_config, name, value)

@@ -182,12 +182,12 @@ def test_chains_are_told_from_trees() -> None:
         assert StepDrafts.of(batch).are_chains is chains
 
 
-def test_the_best_chain_promises_most_tokens() -> None:
-    # 0.9 + 0.3 against 0.5 + 0.45 + 0.4; then nothing; then a chain as it is.
-    batch = _batch([[-1, -1, 1, 2, 0], [], [-1, 0]], [0.9, 0.5, 0.45, 0.4, 0.3, 0.2, 0.1])
+def test_the_best_chain_goes_on_with_the_most_probable_child() -> None:
+    # Of two children the second, of whose children the first; then nothing; then a chain as it is.
+    batch = _batch([[-1, -1, 1, 1, 0], [], [-1, 0]], [0.5, 0.9, 0.8, 0.4, 0.5, 0.2, 0.1])
     chains = StepDrafts.of(batch).best_chains()
-    assert chains.token_ids.tolist() == [11, 12, 13, 15, 16]
-    assert chains.offsets.tolist() == [0, 3, 3, 5]
+    assert chains.token_ids.tolist() == [11, 12, 15, 16]
+    assert chains.offsets.tolist() == [0, 2, 2, 4]
     assert chains.are_chains
     assert chains.token_ids.dtype == chains.offsets.dtype == np.int32
 

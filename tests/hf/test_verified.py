@@ -1,4 +1,4 @@
-"""`hf.generate` decodes by the three functions of `fastdraft.verification`, and by them alone."""
+"""`hf.generate` decodes by the three verifications of `fastdraft.kernels`, and by them alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "top_k": 0}
 
 
 class _UsedError(Exception):
-    """One of the three functions was called."""
+    """One of the three was called."""
 
 
 @pytest.mark.parametrize("sampled", [False, True])
@@ -30,8 +30,8 @@ def test_nothing_else_decodes(sampled: bool, drafts: str, monkeypatch: pytest.Mo
         "models": AssistantModel(model, schedule="constant", lookup=None),
     }
     options = {**OPTIONS, "do_sample": sampled, "drafter": drafters[drafts]}
-    for name in ("verify_greedy", "verify_sampled", "verify_rejection"):
+    for name in ("greedy", "sampled", "rejection"):
         refuse = mock.Mock(side_effect=_UsedError(name))
-        monkeypatch.setattr(f"fastdraft.hf.verifier.{name}", refuse)
-    with pytest.raises(_UsedError, match="verify_sampled" if sampled else "verify_greedy"):
+        monkeypatch.setattr(f"fastdraft.kernels.{name}.verify", refuse)
+    with pytest.raises(_UsedError, match="sampled" if sampled else "greedy"):
         hf.generate(model, **inputs, **options)

@@ -28,9 +28,10 @@ class StepClock(threading.local):
         """`CachedModel.forward`, which takes time by its tokens."""
 
         @functools.wraps(forward)
-        def timed(model: Any, input_ids: Any, counts: Any, **options: Any) -> Any:
-            logits = forward(model, input_ids, counts, **options)
-            self.seconds += STEP * (1 + TOKEN * (input_ids.size - 1))
+        def timed(model: Any, tokens: Any, **options: Any) -> Any:
+            logits = forward(model, tokens, **options)
+            width = max(options.get("width", 0), *map(len, tokens))
+            self.seconds += STEP * (1 + TOKEN * (len(tokens) * width - 1))
             return logits
 
         return timed

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fastdraft.drafters import Drafts
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.rows import UNLIMITED
 
 __all__ = ["RowDraft", "StepDrafts"]
 
@@ -129,16 +130,6 @@ class StepDrafts:
         token_ids = self.token_ids.tolist()
         return [token_ids[start:end] for start, end in pairwise(self.offsets.tolist())]
 
-    def behind(self, last: Sequence[int], width: int) -> NDArray[np.int64]:
-        """The tokens of a forward, (rows, width): the texts' last ones, and the drafts.
-
-        Padding repeats a row's last token.
-        """
-        if not self.longest:
-            return np.array([[token] * width for token in last], np.int64)
-        rows = [[token, *draft] for token, draft in zip(last, self.tolist(), strict=True)]
-        return np.array([row + row[-1:] * (width - len(row)) for row in rows], np.int64)
-
     def sees(self, width: int) -> NDArray[np.bool_]:
         """Which tokens of a forward see which: a row's last token, its draft, padding.
 
@@ -148,6 +139,16 @@ class StepDrafts:
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
+        self._require_order()
+        counts = np.array(self.counts)
+        sees = np.tile(np.eye(width, dtype=bool), (len(counts), 1, 1))
+        for node in range(self.longest):
+            (rows,) = np.nonzero(counts > node)
+            sees[rows, node + 1] |= sees[rows, self.parents[self.offsets[rows] + node] + 1]
+        return sees
+
+    def _require_order(self) -> None:
+        """Refuses a parent that does not stand before its child."""
         steps = _steps(self.offsets)
         wrong = (self.parents < -1) | (self.parents >= steps)
         if wrong.any():
@@ -156,12 +157,6 @@ class StepDrafts:
                 f"parents must stand before their children, from -1 to {steps[at] - 1} for draft "
                 f"token {steps[at]}, got {self.parents[at]}"
             )
-        counts = np.array(self.counts)
-        sees = np.tile(np.eye(width, dtype=bool), (len(counts), 1, 1))
-        for node in range(self.longest):
-            (rows,) = np.nonzero(counts > node)
-            sees[rows, node + 1] |= sees[rows, self.parents[self.offsets[rows] + node] + 1]
-        return sees
 
     def contexts(self, ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """The two tokens before each line of logits, (lines, 2), given the last (rows, 2) of the
@@ -212,27 +207,14 @@ class StepDrafts:
         return StepDrafts.of_chains(counts, self.token_ids[flat], self.probabilities[flat], logits)
 
     def best_chains(self) -> StepDrafts:
-        """The chain in each draft that promises most accepted tokens.
-
-        A token promises its probability, which is that of its whole path.
+        """The chain in each draft that goes on with the most probable child.
 
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
-        width = self.longest + 1
-        sees = self.sees(width)
-        steps = np.arange(width)
-        used = (steps > 0) & (steps <= np.array(self.counts)[:, None])  # (rows, width)
-        probabilities = np.zeros(used.shape, dtype=np.float64)
-        probabilities[used] = self.probabilities
-        best = (sees @ probabilities[:, :, None])[:, :, 0].argmax(1)
-        chain = sees[np.arange(len(best)), best] & used
-        counts = chain.sum(1).tolist()
-        logits = {row: each[: counts[row]] for row, each in self.draft_logits.items()}
-        tokens = chain[used]
-        return StepDrafts.of_chains(
-            counts, self.token_ids[tokens], self.probabilities[tokens], logits
-        )
+        self._require_order()
+        rows = range(len(self.counts))
+        return self.along(rows, [self.chain(row, -1, UNLIMITED)[1:] for row in rows])
 
 
 def _steps(offsets: NDArray[np.int32]) -> NDArray[np.int32]:

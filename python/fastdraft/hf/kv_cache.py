@@ -86,14 +86,24 @@ class Frame(NamedTuple):
         return tokens % self.columns if self.is_ring else tokens - firsts
 
 
+class _Layout(NamedTuple):
+    """The tokens that a layer's buffers hold.
+
+    Attributes:
+        bases: The token that the first column of each row's buffer holds.
+        capacity: The columns of the buffers.
+    """
+
+    bases: list[int]
+    capacity: int
+
+
 @dataclass
 class _Plan:
     """The columns of the layers of one window that a forward writes and sees.
 
     Attributes:
-        bases: The token that the first column of each row's buffer holds.
-        capacity: The columns of the buffers.
-        moves: By how many columns the contents of each row move to the front.
+        layout: The layout of the buffers.
         start: The column to write to; where rows write to different ones, the least.
         targets: (rows, 1, width, 1), the columns to write to, and then what gives them on the
             device; None when all rows write to the same.
@@ -101,9 +111,7 @@ class _Plan:
         length: Tokens of the longest row, the new ones too.
     """
 
-    bases: list[int]
-    capacity: int
-    moves: list[int]
+    layout: _Layout
     start: int
     targets: Any
     first: int
@@ -112,7 +120,7 @@ class _Plan:
 
     @property
     def frame(self) -> Frame:
-        return Frame([base + self.first for base in self.bases], self.columns)
+        return Frame([base + self.first for base in self.layout.bases], self.columns)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -143,15 +151,11 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
     def __init__(self, window: int | None = None) -> None:
         super().__init__(window)
         self.buffers: list[torch.Tensor] = []  # keys and values: (rows, heads, columns, head size)
-        self.bases: list[int] = []
+        self.layout = _Layout([], 0)
         # Tokens of the longest row. The model reads it for its own masks.
         self.length = 0
         # For the next forward; None when all rows go on behind `length`, with nothing rejected.
         self.plan: _Plan | None = None
-
-    @property
-    def capacity(self) -> int:
-        return self.buffers[0].shape[-2] if self.buffers else 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.buffers = [
@@ -170,24 +174,29 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
         if plan is None:
             lengths = [self.length] * key_states.shape[0]
             plan = self.planned(lengths, lengths, key_states.shape[-2], None)
-        if plan.capacity != self.capacity or plan.bases != self.bases:
+        if plan.layout != self.layout:
             # Views of the buffers, which must not outlive them.
             self.keys = self.values = None
             for index, buffer in enumerate(self.buffers):
                 # One after the other, so that no more than one is there twice.
-                self.buffers[index] = _moved(buffer, plan)
+                self.buffers[index] = _moved(buffer, self.layout, plan.layout)
                 del buffer
-        used = self.buffers
-        if used[0].shape[0] > len(plan.bases):
-            used = [buffer[: len(plan.bases)] for buffer in used]
-        for buffer, states in zip(used, (key_states, value_states), strict=True):
-            if plan.targets is None:
-                buffer.narrow(2, plan.start, states.shape[2]).copy_(states)
-            else:
-                buffer.scatter_(2, plan.targets().to(buffer.device).expand_as(states), states)
-        self.bases, self.length = plan.bases, plan.length
+            self.layout = plan.layout
+        keys, values = self.buffers
+        rows = key_states.shape[0]
+        if keys.shape[0] > rows:
+            keys, values = keys[:rows], values[:rows]
+        if plan.targets is None:
+            keys.narrow(2, plan.start, key_states.shape[2]).copy_(key_states)
+            values.narrow(2, plan.start, key_states.shape[2]).copy_(value_states)
+        else:
+            targets = plan.targets().to(keys.device)
+            keys.scatter_(2, targets.expand_as(key_states), key_states)
+            values.scatter_(2, targets.expand_as(value_states), value_states)
+        self.length = plan.length
         # Some models look at these themselves.
-        self.keys, self.values = (buffer.narrow(2, plan.first, plan.columns) for buffer in used)
+        self.keys = keys.narrow(2, plan.first, plan.columns)
+        self.values = values.narrow(2, plan.first, plan.columns)
         return self.keys, self.values
 
     def planned(
@@ -199,14 +208,14 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
             floors: No forward from the next one on begins before these.
             most: Columns that the buffers can come to need, if that is known.
         """
-        old = bases = self.bases or [0] * len(lengths)
-        capacity = self.capacity
+        layout = self.layout
+        bases = layout.bases or [0] * len(lengths)
         starts = list(map(sub, lengths, bases))
-        if max(starts) + width > capacity:
+        if max(starts) + width > layout.capacity:
             if self.window is not None:
                 oldest = [min(pair) - self.window + 1 for pair in zip(lengths, floors, strict=True)]
-                bases = list(map(max, oldest, old))
-            starts = list(map(sub, lengths, bases))
+                bases = list(map(max, oldest, bases))
+                starts = list(map(sub, lengths, bases))
             needed = max(starts) + width
             slack = max(needed // _SLACK, _LEAST_SLACK)
             if self.window is not None and needed > self.window:
@@ -215,28 +224,23 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
             capacity = needed + slack
             if most is not None:
                 capacity = max(needed, min(capacity, most))
+            layout = _Layout(bases, capacity)
+        start, last = min(starts), max(starts)
         targets = None
-        if min(starts) < max(starts):
+        if start < last:
             targets = (np.array(starts)[:, None] + np.arange(width))[:, None, :, None]
-        first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
-        return _Plan(
-            bases,
-            capacity,
-            moves=list(map(sub, bases, old)),
-            start=min(starts),
-            targets=targets,
-            first=first,
-            columns=max(starts) + width - first,
-            length=max(lengths) + width,
-        )
+        first = 0 if self.window is None else max(start - self.window + 1, 0)
+        columns = last + width - first
+        return _Plan(layout, start, targets, first, columns, length=max(lengths) + width)
 
     def keep(self, slots: Sequence[int]) -> None:
         for buffer in self.buffers:
             for slot, source in enumerate(slots):
                 if slot != source:
                     buffer[slot] = buffer[source]
-        if self.bases:
-            self.bases = [self.bases[slot] for slot in slots]
+        if self.buffers:
+            bases, capacity = self.layout
+            self.layout = _Layout([bases[slot] for slot in slots], capacity)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """As a DynamicCache has it. Right where rows are equally long, as for the model's masks."""
@@ -290,7 +294,10 @@ class RaggedCache(Cache):
 
     Attributes:
         frames: What the next forward sees of the layers, by their windows.
+        has_recurrent_layers: Whether some layers have states, which would hold all of a tree.
     """
+
+    has_recurrent_layers = False
 
     def __init__(self, *, layers: list[Any], layer_class_to_replicate: Any = None) -> None:
         # Not the next class in line: a model's own kind of cache makes its layers itself.
@@ -394,6 +401,7 @@ class RowCache(RaggedCache):
                     setattr(self, name, list(value))
                     self._states.append(States(getattr(self, name)))
                     self._own.append(name)
+        self.has_recurrent_layers = bool(self._states)
         self._commits = Commits()
         self._beginning: Beginning | None = None
         self._prepared = prepared
@@ -409,12 +417,8 @@ class RowCache(RaggedCache):
         return kind(prepared, **options)
 
     @property
-    def has_recurrent_layers(self) -> bool:
-        return bool(self._states)
-
-    @property
     def commits(self) -> bool:
-        return any(self._states)
+        return self.has_recurrent_layers and any(self._states)
 
     def starts(self, lengths: list[int]) -> list[int]:
         return self._commits.starts(lengths) if self.commits else lengths
@@ -521,7 +525,8 @@ class RowCache(RaggedCache):
             if not target.is_initialized:
                 target.lazy_initialization(*layer.buffers)
             layer.keys = layer.values = None
-            held = slice(start - layer.bases[0], length - layer.bases[0])
+            base = layer.layout.bases[0]
+            held = slice(start - base, length - base)
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
             # Some layers attend to what the indexer of another one has chosen.
@@ -581,7 +586,7 @@ def _row_layer(layer: Any, index: int, length: int) -> Any:
             )
         row_layer.keys, row_layer.values = layer.keys, layer.values
         row_layer.buffers = [layer.keys, layer.values]
-        row_layer.bases = [seen - held] * layer.keys.shape[0]
+        row_layer.layout = _Layout([seen - held] * layer.keys.shape[0], held)
         row_layer.length = seen
         row_layer.is_initialized = True
     return row_layer
@@ -594,17 +599,19 @@ def _empty(layer: Any) -> None:
         layer.cumulative_length = 0
 
 
-def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:
-    """A buffer of the plan's capacity, with the columns of `buffer` where they are to stand."""
+def _moved(buffer: torch.Tensor, old: _Layout, new: _Layout) -> torch.Tensor:
+    """The contents of a buffer in a new layout."""
     _, heads, held, size = buffer.shape
-    rows, move = len(plan.bases), plan.moves[0]
-    if max(plan.moves) > min(plan.moves):
-        columns = np.array(plan.moves)[:, None] + np.arange(plan.capacity)
+    rows = len(new.bases)
+    moves = list(map(sub, new.bases, old.bases or new.bases))
+    if max(moves) > min(moves):
+        columns = np.array(moves)[:, None] + np.arange(new.capacity)
         columns = columns.clip(max=max(held - 1, 0))[:, None, :, None]
         (sources,) = on_device(buffer.device, columns)
-        return buffer[:rows].gather(2, sources.expand(rows, heads, plan.capacity, size))
-    moved = buffer.new_empty((rows, heads, plan.capacity, size))
-    kept = min(held - move, plan.capacity)
+        return buffer[:rows].gather(2, sources.expand(rows, heads, new.capacity, size))
+    move = moves[0]
+    moved = buffer.new_empty((rows, heads, new.capacity, size))
+    kept = min(held - move, new.capacity)
     moved[:, :, :kept] = buffer[:rows, :, move : move + kept]
     # Zeros: a masked column still takes part in probabilities x values, where 0 x NaN is NaN.
     moved[:, :, kept:] = 0

@@ -26,7 +26,7 @@ from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.kv_cache import compacted_slots
 from fastdraft.hf.processors import PositionCriteria, PositionProcessors, Positions, Warping
 from fastdraft.hf.rows import UNLIMITED, Rows
-from fastdraft.hf.step import CachedModel, padded
+from fastdraft.hf.step import CachedModel
 from fastdraft.hf.verifier import Choice, Verifier
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.step_latency import StepLatency
@@ -118,33 +118,29 @@ class Decoding:
             behind = max(map(sub, cached, starts))
         drafts = self._propose(batch, seconds[behind:], behind)
         longest = drafts.longest
-        width = needed = behind + 1 + longest
-        last = [rows.last[row] for row in running]
-        wanted = [1 + count for count in drafts.counts]
-        counts = wanted
+        fronts: Sequence[Sequence[int]] = [()] * len(running)
         if behind:
-            texts = zip(self._texts(starts, cached), last, drafts.tolist(), strict=True)
-            input_ids, counts = padded([[*front, token, *draft] for front, token, draft in texts])
-            width = input_ids.shape[1]
-        else:
-            # A wider forward can be the faster one; its further tokens are padding, which a
-            # recurrent state would take for text.
-            if needed < len(widths) and longest > 0 and not self.target.commits:
-                width = int(widths[longest])
+            fronts = self._texts(starts, cached)
+        texts = zip(fronts, running, drafts.tolist(), strict=True)
+        tokens = [[*front, rows.last[row], *draft] for front, row, draft in texts]
+        width = max(map(len, tokens))
+        # A wider forward can be the faster one; its further tokens are padding, which a recurrent
+        # state would take for text.
+        if 0 < longest < len(widths) - 1 and not self.target.commits:
+            wider = int(widths[longest])
             if self.target.first_positions is None:
                 # Padding takes positions of its own.
-                width = min(width, 1 + min(rows.room(running)))
-            width = max(width, needed)
-            input_ids = drafts.behind(last, width)
+                wider = min(wider, 1 + min(rows.room(running)))
+            width = max(width, wider)
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
         logits = self.target.forward(
-            input_ids,
-            counts,
+            tokens,
+            width=width,
             rows=running,
             cached=starts,
-            wanted=wanted if behind else None,
+            wanted=[1 + count for count in drafts.counts] if behind else None,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
         choice = self._choose(logits, drafts)
@@ -170,7 +166,7 @@ class Decoding:
         self._paid = 0.0
         texts = zip(self._running, self._texts(starts, cached), strict=True)
         self.target.forward(
-            *padded([[*front, self.rows.last[row]][:width] for row, front in texts]),
+            [[*front, self.rows.last[row]][:width] for row, front in texts],
             rows=self._running,
             cached=starts,
             wanted=[1] * len(starts),
@@ -192,8 +188,7 @@ class Decoding:
         cached = self.rows.cached(self._running)
         starts = self.target.starts(cached)
         if starts != cached:
-            pending = padded(self._texts(starts, cached))
-            self.target.forward(*pending, rows=[0], cached=starts, wanted=[1])
+            self.target.forward(self._texts(starts, cached), rows=[0], cached=starts, wanted=[1])
 
     def _propose(self, batch: int, seconds: NDArray[np.float64], pending: int) -> StepDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row.

@@ -45,8 +45,6 @@ class Masks:
     Attributes:
         visible: The same, bool, on the host.
         needed: What the masks made here need and the model lacks; `None` where it takes them.
-        takes_trees: Whether there may be masks of trees; whether the model takes them is to be
-            asked.
         hides: Whether some columns may not be seen.
 
     Raises:
@@ -68,10 +66,6 @@ class Masks:
             config, "attention_layers", None
         )
         named = set(layer_types or ())
-        # A state would hold a tree's other branches too.
-        has_states = any(
-            name in ("conv", "linear_attention") or name.startswith("hybrid") for name in named
-        )
         self._without = sorted(named.intersection(_WITHOUT))
         if layer_types is not None:
             # A hybrid layer is an attention layer, too.
@@ -91,7 +85,6 @@ class Masks:
         if needed is not None and (visible is not None or rows > 1):
             raise InvalidValueError(f"batches and padded prompts need {needed}")
         self.needed = needed
-        self.takes_trees = needed is None and not has_states
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
         self._is_fixed = is_fixed
         self._columns = torch.empty(0, dtype=torch.int64, device="cpu")

@@ -210,7 +210,8 @@ class Plan:
         longest = self._config.max_length + self._cache.get_seq_length()
         narrowest = min((each for each in windows if each is not None), default=longest)
         # A model that positions tokens by their columns gets a tree wrong, even if little shows.
-        trees = masks.takes_trees and self._model_kwargs.get("position_ids") is not None
+        trees = self._model_kwargs.get("position_ids") is not None
+        trees = trees and masks.needed is None and not self._cache.has_recurrent_layers
         question = Question(*shape, trees, windowed=longest > narrowest)
         options: dict[str, Any] = {
             "cache": "static" if isinstance(self._cache, StaticRowCache) else None,

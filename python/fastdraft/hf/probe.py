@@ -28,7 +28,7 @@ from fastdraft.errors import FastdraftError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.interface import CACHE, attention_of
-from fastdraft.hf.step import CachedModel, padded
+from fastdraft.hf.step import CachedModel
 from fastdraft.hf.vocabulary import vocabulary_size
 
 __all__ = ["Answer", "Question", "ask"]
@@ -319,20 +319,17 @@ class _Script:
         """The logits of each row's last token and its draft."""
         starts, wanted = target.starts(cached), [1 + count for count in drafts.counts]
         texts = zip(self._text, starts, cached, drafts.tolist(), strict=True)
-        input_ids, counts = padded(
-            [
-                [*own[start - columns : end - columns + 1], *draft]
-                for own, start, end, draft in texts
-            ]
-        )
-        needed = input_ids.shape[1]
+        tokens = [
+            [*own[start - columns : end - columns + 1], *draft] for own, start, end, draft in texts
+        ]
+        needed = max(map(len, tokens))
         width = next(each for each in target.widths or (needed,) if each >= needed)
         logits = target.forward(
-            np.pad(input_ids, ((0, 0), (0, width - needed)), mode="edge"),
-            counts,
+            tokens,
+            width=width,
             rows=self._rows,
             cached=starts,
-            wanted=wanted if counts != wanted else None,
+            wanted=None if starts is cached else wanted,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
         return torch.split(logits, wanted)

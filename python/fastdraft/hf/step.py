@@ -20,7 +20,7 @@ from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
 
-__all__ = ["CachedModel", "padded"]
+__all__ = ["CachedModel"]
 
 
 @dataclass
@@ -129,11 +129,11 @@ class CachedModel:
 
     def forward(
         self,
-        input_ids: NDArray[np.int64],
-        counts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
         *,
         rows: Sequence[int],
         cached: Sequence[int],
+        width: int = 0,
         wanted: Sequence[int] | None = None,
         trees: NDArray[np.bool_] | None = None,
         floors: Sequence[int] | None = None,
@@ -141,16 +141,18 @@ class CachedModel:
         """The logits (positions, vocabulary) after the tokens, each row's together.
 
         Args:
-            input_ids: (rows, width), the new tokens of each row in the order of the cache. What
-                pads a row has to be its last token.
-            counts: How many of each row's are no padding, at least one.
+            tokens: The new tokens of each row in the order of the cache, at least one.
             rows: The index of each row in the batch at the start.
             cached: Tokens of each row in the cache.
+            width: The tokens to which rows are padded, if they are not longer.
             wanted: The logits are wanted after the last n tokens of each row; `None` for all.
             trees: As in `StepDrafts.sees`; `None` where each token follows the one before it.
             floors: As in `RowCache.plan`.
         """
-        width = input_ids.shape[1]
+        counts = list(map(len, tokens))
+        width = max(width, *counts)
+        # Padding repeats a row's last token.
+        input_ids = np.array([[*row, *[row[-1]] * (width - len(row))] for row in tokens], np.int64)
         steps = np.arange(width)[None]
         depths, used, columns = steps, None, None
         if min(counts) < width or wanted is not None:
@@ -250,11 +252,3 @@ def _prepares_plainly(model: Any) -> bool:
     """
     own = getattr(model.prepare_inputs_for_generation, "__func__", None)
     return own is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
-
-
-def padded(tokens: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], list[int]]:
-    """The tokens of each row as `CachedModel.forward` takes them: (rows, width), and how many."""
-    counts = list(map(len, tokens))
-    width = max(counts)
-    ids = [[*row, *[row[-1]] * (width - len(row))] for row in tokens]
-    return np.array(ids, np.int64), counts

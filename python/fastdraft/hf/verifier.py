@@ -1,4 +1,4 @@
-"""Verification of the drafts of a step, by the functions of `fastdraft.verification`.
+"""Verification of the drafts of a step, by the kernels of `fastdraft.verification`.
 
 The target's decoding loop and the stages of draft models verify by it.
 """
@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from fastdraft.hf.device import on_device
 from fastdraft.hf.drafts import StepDrafts
 from fastdraft.hf.processors import Warping
-from fastdraft.verification import (
-    Size,
-    Verified,
-    Workspace,
-    verify_greedy,
-    verify_rejection,
-    verify_sampled,
-    warm_up,
+from fastdraft.verification import Size, Verified, Workspace, warm_up
+from fastdraft.verification.trusted import (
+    Batch,
+    Sampling,
+    Warpers,
+    check_batch,
+    check_draft_logits,
+    greedy,
+    rejection,
+    sampled,
 )
 
 __all__ = ["Choice", "Verifier"]
@@ -82,7 +84,7 @@ class Verifier:
         self._warping = warping
         self._logprobs = logprobs
         self._workspaces: dict[bool, Workspace] = {}
-        self._options: dict[int, dict[str, Any]] = {}
+        self._warpers: dict[int, Warpers] = {}
         # Operands of greedy steps without drafts, which are many.
         self._nothing: dict[StepDrafts, list[torch.Tensor]] = {}
 
@@ -106,26 +108,33 @@ class Verifier:
         """
         ids, offsets, *more = self._operands(scores.device, drafts, draws)
         is_drawn = bool(drafts.draft_logits)
+        parents = None if drafts.are_chains else more[0]
         if is_drawn not in self._workspaces:
+            # The operands of a generation are made alike, so they are checked once.
+            check_batch(scores, ids, offsets, None, parents, None, False, False, None)
             self._warm_up(scores, sampled=draws is not None, is_drawn=is_drawn)
-        memory = self._memory(scores, drafts, is_drawn=is_drawn)
-        options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
-        if self._logprobs:
-            options.update(logprobs=True, raw_logprobs=True)
-        if draws is not None:
-            rows = len(draws)
-            if rows not in self._options:
-                self._options[rows] = self._warping.of_rows(rows, scores.device)
-            options.update(self._options[rows], seeds=more[-2], positions=more[-1])
-        if drafts.draft_logits:
+        batch = Batch(
+            scores,
+            ids,
+            offsets,
+            drafts.longest,
+            parents,
+            logprobs=self._logprobs,
+            raw_logprobs=self._logprobs,
+            workspace=self._memory(scores, drafts, is_drawn=is_drawn),
+            likeliest=likeliest,
+        )
+        if draws is None:
+            return _read(greedy.verify(batch), paths=not drafts.are_chains)
+        rows = len(draws)
+        if rows not in self._warpers:
+            self._warpers[rows] = Warpers(**self._warping.of_rows(rows, scores.device))
+        sampling = Sampling(self._warpers[rows], *more[-2:])
+        if is_drawn:
             logits = _draft_logits(drafts, ids, scores)
-            return _read(verify_rejection(scores, ids, offsets, draft_logits=logits, **options))
-        if not drafts.are_chains:
-            options["parents"] = more[0]
-        if likeliest:
-            options["likeliest"] = likeliest
-        verify = verify_greedy if draws is None else verify_sampled
-        return _read(verify(scores, ids, offsets, **options), paths=not drafts.are_chains)
+            check_draft_logits(batch, logits)
+            return _read(rejection.verify(batch, sampling, logits))
+        return _read(sampled.verify(batch, sampling), paths=not drafts.are_chains)
 
     def _operands(
         self,
@@ -170,16 +179,14 @@ class Verifier:
         if workspace is None or not workspace.has_room(needed):
             most = needed if workspace is None else Size(*map(max, needed, workspace.size))
             max_draft = max(1 << (most.max_draft - 1).bit_length(), _MOST_DRAFTED)
-            larger = Workspace(
+            workspace = Workspace(
                 scores.device,
                 max_rows=max(1 << most.rows.bit_length(), most.requests * (_MOST_DRAFTED + 1)),
                 max_requests=most.requests,
                 vocabulary=most.vocabulary,
                 max_draft=max_draft,
             )
-            # The operands of a generation are made alike, so they are checked once.
-            larger.has_checked = workspace is not None and workspace.has_checked
-            self._workspaces[is_drawn] = workspace = larger
+            self._workspaces[is_drawn] = workspace
         return workspace
 
 

@@ -42,8 +42,7 @@ class EngineStage:
         if asked:
             ids = [self._ids[request] for request in asked]
             batch = self._engine.propose_batch(ids, cost=np.repeat(step, running), padded=True)
-            drafts = StepDrafts.of(batch)
-            chains = drafts if drafts.are_chains else drafts.best_chains()
+            chains = StepDrafts.of(batch).best_chains()
             self._chains |= zip(asked, chains.tolist(), strict=True)
         found = {}
         for request, tokens in pending.items():

@@ -34,7 +34,7 @@ from fastdraft.hf.kv_cache import RowCache, compacted_slots
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.processors import Warping
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.hf.step import CachedModel, padded
+from fastdraft.hf.step import CachedModel
 from fastdraft.hf.verifier import Verifier
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
@@ -408,7 +408,7 @@ class Stage:
             cached.confirmed = len(cached.text)
         with attending(self._model.model):
             logits = self._model.forward(
-                *padded(feeds),
+                feeds,
                 rows=[self._requests[each].row for each in self._slots],
                 cached=lengths,
                 wanted=wanted,
