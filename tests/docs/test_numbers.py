@@ -177,6 +177,10 @@ def test_the_front_page() -> None:
         f"{ours['p50_us']:.1f} µs, {times['ratio']:.1f} times as fast "
         f"({times['low']:.1f} to {times['high']:.1f})",
     ]
+    beside = of_core("beside[live 10 M-propose-warm]")["arctic"]["p50_ratio"]
+    assert (
+        f"{times['ratio']:.1f} times as fast (beside 10 M remembered tokens, {beside['ratio']:.1f})"
+    ) in (ROOT / "docs" / "start" / "choosing.md").read_text()
     requests = {each["name"]: each["modes"] for each in results("demo")["requests"]}
     for beginning, name in (("rewriting a file", "edit"), ("telling a story", "story")):
         plain, lookup, ours = (
