@@ -5,6 +5,7 @@ FASTDRAFT_VERL names the folder with `verl/` in it.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import re
@@ -180,6 +181,109 @@ def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatc
     given = config.additional_config["fastdraft"].given
     assert given == {"objective": "last", "memory_url": "/shared/fastdraft"}
     assert config.speculative_config.model == "fastdraft.serving.vllm.FastdraftProposer"
+
+
+class Workers:
+    """The weights are one file, as any worker may write them."""
+
+    def save_checkpoint(self, folder: str, *_: Any, **__: Any) -> None:
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "weights").write_text("those")
+
+    def load_checkpoint(self, folder: str, **_: Any) -> None:
+        assert (Path(folder) / "weights").read_text() == "those"
+
+
+def trainer_of(config: Any) -> Any:
+    """verl's trainer as far as its checkpoints: the functions that save and find them, as they
+    stand in its source. To import their modules needs the packages of a training."""
+    import torch
+
+    wanted = {
+        "utils/checkpoint/checkpoint_manager.py": (
+            "find_latest_ckpt_path",
+            "get_checkpoint_tracker_filename",
+        ),
+        "trainer/ppo/ray_trainer.py": ("_save_checkpoint", "_load_checkpoint"),
+    }
+    found: dict[str, Any] = {"os": os, "torch": torch, "Role": SimpleNamespace(Critic="critic")}
+    for file, names in wanted.items():
+        tree = ast.parse(Path(os.environ["FASTDRAFT_VERL"], "verl", file).read_text())
+        functions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef) and node.name in names
+        ]
+        assert len(functions) == len(names)
+        exec(compile(ast.Module(functions, []), file, "exec"), found)
+    return SimpleNamespace(
+        config=config,
+        use_critic=False,
+        global_steps=0,
+        actor_rollout_wg=Workers(),
+        train_dataloader=DataLoader([1, 2, 3]),
+        save=found["_save_checkpoint"],
+        load=found["_load_checkpoint"],
+    )
+
+
+class DataLoader(list[int]):
+    """A data loader whose state is how often it was loaded."""
+
+    loaded = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"loaded": self.loaded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.loaded = state["loaded"] + 1
+
+
+@pytest.mark.usefixtures("verl")
+def test_a_resumed_run_has_the_memory_beside_its_checkpoints(tmp_path: Path) -> None:
+    """With the page's URL, in verl's own configuration; the trainer leaves the memory alone."""
+    from hydra import compose, initialize_config_dir
+
+    from fastdraft import Datastore, DraftConfig, Engine
+    from fastdraft.memory import Memory
+    from fastdraft.memory.sharing import Replica
+
+    [url] = re.findall(r"`memory_url: (\$\{\S+)`", PAGE.read_text())
+    line = "+actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config={memory_url: '%s'}"
+    folder = Path(os.environ["FASTDRAFT_VERL"]).resolve() / "verl/trainer/config"
+    with initialize_config_dir(str(folder), version_base=None):
+        config = compose(
+            "ppo_trainer", [line % url, f"trainer.default_local_dir={tmp_path}/checkpoints"]
+        )
+    given = config.actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.memory_url
+    assert given == f"{tmp_path}/checkpoints/fastdraft"
+    text = [*range(100, 164)]
+
+    def replica() -> Replica:
+        memory = Memory(max_bytes=1 << 20)
+        return Replica(memory, given, key="a key of the operator's", model=MODEL, interval=60)
+
+    def drafts(of: Replica) -> list[int]:
+        of.find(["run"])  # which has it read
+        of.refresh()
+        engine = Engine(DraftConfig(lookahead=8))
+        stores: list[Datastore] = of.find(["run"])
+        request = engine.add_request(text[:20], read_only=stores)
+        return engine.propose(request).token_ids.tolist()
+
+    before, trainer = replica(), trainer_of(config)
+    assert drafts(before) == []
+    [store] = before.memory.of("run")
+    store.add(text)
+    before.close()
+    for trainer.global_steps in (5, 10):
+        trainer.save(trainer)
+
+    resumed, after = trainer_of(config), replica()
+    resumed.load(resumed)
+    assert (resumed.global_steps, resumed.train_dataloader.loaded) == (10, 1)
+    assert drafts(after) == text[20:28]
+    after.close()
 
 
 @pytest.mark.parametrize("as_arguments", [True, False])
