@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -184,17 +185,30 @@ class Target:
     model: Any
     tokenizer: Any
 
-    def encode(self, prompt: str, answer_start: str = "", *, max_new_tokens: int) -> Any:
+    def encode(
+        self,
+        prompt: str,
+        answer_start: str = "",
+        *,
+        before: Sequence[str] = (),
+        max_new_tokens: int,
+    ) -> Any:
         """The model's inputs, of one row, for a user's prompt and the first words of the answer.
+
+        `before` is the conversation before the prompt, in turn the user's words and the model's.
 
         Raises:
             TargetError: The prompt is empty, or too long for `max_new_tokens` more.
         """
+        turns = [*before, prompt]
         template = self.tokenizer.chat_template
-        text = prompt
+        text = "\n\n".join(turns)
         if template:
+            roles = ("user", "assistant")
             text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+                [{"role": roles[at % 2], "content": words} for at, words in enumerate(turns)],
+                tokenize=False,
+                add_generation_prompt=True,
             )
         # A chat template writes the special tokens itself.
         inputs = self.tokenizer(
