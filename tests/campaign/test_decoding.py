@@ -36,7 +36,7 @@ from random_cases import cases
 _NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 
-@cases(4)
+@cases(2)
 def test_any_drafter_decodes_as_generate_does(seed: int) -> None:
     """One model and one batch, decoded by several drafters."""
     chance = random.Random(seed)
