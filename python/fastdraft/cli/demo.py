@@ -81,7 +81,10 @@ def demo(
     about = _about(target)
     for key, value in about.items():
         console.print(Text(f"{key + ':':9} {value}"))
-    console.print(f"Greedy, up to {max_new_tokens} tokens; times are medians, prompt included.")
+    console.print(
+        f"Greedy, up to {max_new_tokens} tokens; runs of each mode: {repeats}; "
+        "times are medians, prompt included."
+    )
 
     warm_up(target, requests[0], max_new_tokens=max_new_tokens)
     comparisons = []
