@@ -252,7 +252,7 @@ class FastdraftProposer(VllmRequests[_Text]):
         cost, even = None, False
         if self._times is not None:
             # With log-probabilities it is not worth it to fill drafts up.
-            even = not asks and min(limits) >= self._lookahead
+            even = self._times.largest_even > 0 and not asks and min(limits) >= self._lookahead
             cost = self._times.curve(len(drafts), len(live), self._lookahead, even=even)
             if cost is None:
                 return

@@ -60,6 +60,9 @@ class StepTimes:
         device_type: As in `torch.device.type`.
         sizes, even_graphs: See `interface.captured_sizes`.
         line_seconds: What the log-probabilities at a line take, if requests ask for them.
+
+    Attributes:
+        largest_even: The most tokens of a step that runs as one graph; 0 where none does.
     """
 
     def __init__(
@@ -73,8 +76,7 @@ class StepTimes:
         self._cost = StepLatency(device_type, sizes)
         self._line_seconds = line_seconds
         self._is_stairs = bool(sizes)
-        # Larger steps run in no graph.
-        self._largest_even = max(sizes, default=0) if even_graphs else 0
+        self.largest_even = max(sizes, default=0) if even_graphs else 0
         # The seconds of the next step, by tokens, and with the longest draft in every row.
         self._seconds = _NONE
         self._even = math.inf
@@ -123,7 +125,7 @@ class StepTimes:
             tokens / rows,
             seconds,
             prompt_tokens=prompt_tokens,
-            one_graph=even and tokens <= self._largest_even,
+            one_graph=even and tokens <= self.largest_even,
         )
 
     def curve(
@@ -146,7 +148,7 @@ class StepTimes:
         widest = lookahead + 1 + -(-prompts // rows)
         times = self._cost.seconds_by_tokens(rows, widest, optimistic=self._is_stairs)
         self._seconds = seconds = times[prompts + rows - drafted :]
-        if not even or prompts or drafted < rows or rows * (1 + lookahead) > self._largest_even:
+        if not even or prompts or drafted < rows or rows * (1 + lookahead) > self.largest_even:
             return seconds
         self._even = self._cost.seconds_in_one_graph(rows, lookahead + 1)
         return np.minimum(seconds, self._even)
