@@ -38,7 +38,7 @@ NEAR_TIE = 0.25
 PROOF: Row = {"method": "fastdraft", "unproven_recurrent": True}
 V2 = "1"
 REHEARSED: Row = {
-    "rows": [1, 2], "runs": 1, "new_tokens": 16, "prompt_tokens": 512, "least_requests": 2,
+    "rows": [1, 2], "runs": 1, "new_tokens": 12, "prompt_tokens": 512, "least_requests": 2,
     "warm_up": 2, "workloads": ["recorded"], "methods": ["plain", "ngram_gpu", "fastdraft-v2"],
     "serve": "--dtype float32 --enforce-eager --kv-cache-memory-bytes 67108864",
 }  # fmt: skip
@@ -174,7 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = harness.about(correct=True)
     families = serving.families_of(options)
     if options.recurrent is not None:
-        prompts = serving.prompts_of(families, options)["recorded"]
+        # The model's own tokenizer may cut a prompt into more tokens.
+        short = {**vars(options), "prompt_tokens": options.prompt_tokens // 2}
+        prompts = serving.prompts_of(families, argparse.Namespace(**short))["recorded"]
         report["proof"] = prove([*prompts][: options.proof], options)
         report["correct"] = report["proof"]["correct"]
         harness.finish(options, report)

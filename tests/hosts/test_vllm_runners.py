@@ -189,7 +189,7 @@ def start(engine: str, model: str) -> Any:
         options["reasoning_config"] = ReasoningConfig(**THINKING)
     if engine == "V2 coupled":
         speculative["coupled_acceptance"] = True
-    if "asynchronous" in engine:
+    if engine in ("V2", "V2 crowded"):
         overlap_steps()
     if "adaptive" in engine:
         allow_adaptive_verification()
@@ -403,14 +403,14 @@ def whoever_does_not_ask_pays_nothing(run: Run, plain: Plain) -> None:
         assert not isinstance(run.speculator, NgramGPUSpeculator)
 
 
-@on("V2 asynchronous", "V2 asynchronous crowded")
+@on("V2", "V2 crowded")
 def steps_overlap(run: Run, _: Plain) -> None:
     assert run.config.scheduler_config.async_scheduling
     assert type(run.core.scheduler).__name__ == "AsyncScheduler"
     assert run.core.batch_queue is not None and run.core.batch_queue_size > 1
 
 
-@on("V1", "V2", "V2 asynchronous")
+@on("V1", "V2")
 def single_requests_say_the_same(run: Run, plain: Plain) -> None:
     first = [run.say([prompt])[0] for prompt in PROMPTS]
     assert_all_same(plain["alone"], [*map(tokens_of, first)])
@@ -423,7 +423,7 @@ def single_requests_say_the_same(run: Run, plain: Plain) -> None:
     assert run.first < drafted <= LOOKAHEAD * len(PROMPTS) * TOKENS, (run.first, drafted)
 
 
-@on("V1", "V2", "V2 asynchronous")
+@on("V1", "V2")
 def what_was_said_before_is_drafted(run: Run, plain: Plain) -> None:
     """The memory knows the answers: with V2 a step late."""
     before = run.accepted
@@ -432,7 +432,7 @@ def what_was_said_before_is_drafted(run: Run, plain: Plain) -> None:
     assert gained > 1.5 * run.first, (run.first, gained)
 
 
-@on("V1", "V2", "V2 asynchronous")
+@on("V1", "V2")
 def requests_at_once_say_the_same(run: Run, plain: Plain) -> None:
     assert_all_same(plain["alone"] * 2, run.tokens(PROMPTS * 2))
 
@@ -459,7 +459,7 @@ def a_request_may_switch_drafts_off(run: Run, plain: Plain) -> None:
     assert run.accepted - before <= 2 * run.is_v2, run.accepted - before
 
 
-@on("V1", "V2", "V2 asynchronous")
+@on("V1", "V2")
 def what_is_counted_is_what_was_said(run: Run, plain: Plain) -> None:
     """All of it is remembered, so drafts go on beyond `max_tokens`; vLLM cuts that off."""
     before, lengths = run.settle(), (3, 5, 8, 11, 14)
@@ -1116,7 +1116,7 @@ def rows_differ_in_the_length_of_their_drafts(run: Run, plain: Plain) -> None:
 # --- What is checked of further engines, and at last ---
 
 
-@on("V1 crowded", "V2 crowded", "V2 asynchronous crowded")
+@on("V1 crowded", "V2 crowded")
 def chunks_and_preemption_change_nothing(run: Run, plain: Plain) -> None:
     prompts, lengths = [run.prompt_of(120), *PROMPTS * 2], [LONG] + [TOKENS] * 8
     outputs = run.generate(prompts, [{"max_tokens": length} for length in lengths])
