@@ -714,6 +714,21 @@ def sampled_tokens_are_among_the_likeliest(run: Run, _: Plain) -> None:
             assert entries[token].logprob > third - NEAR_TIE
 
 
+def filtered(logits: Any, heat: float, most: int, mass: float) -> Any:
+    """The probabilities that a temperature, a top-k and a top-p leave."""
+    import torch
+
+    if heat == 0:
+        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
+    chances = (logits / heat).softmax(0)
+    order = chances.argsort(descending=True)
+    ahead = chances[order].cumsum(0) - chances[order]
+    kept = order[(ahead < mass) & (torch.arange(len(logits)) < most)]
+    found = torch.zeros(len(logits))
+    found[kept] = chances[kept] / chances[kept].sum()
+    return found
+
+
 @on("V1")
 def sampled_tokens_have_the_targets_distribution(_run: Run, _: Plain) -> None:
     """vLLM's rejection sampler as the runner calls it, over rows of several temperatures."""
@@ -740,16 +755,8 @@ def sampled_tokens_have_the_targets_distribution(_run: Run, _: Plain) -> None:
     sampled = rejection_sampler.rejection_sample(
         draft, [2] * len(temperature), 2, ends, None, constrained, bonus, metadata
     )
-    for index, (heat, most, mass) in enumerate(options):
-        expected = torch.zeros(vocabulary)
-        if heat == 0:
-            expected[4] = 1
-        else:
-            chances = (logits / heat).softmax(0)
-            order = chances.argsort(descending=True)
-            ahead = chances[order].cumsum(0) - chances[order]
-            kept = order[(ahead < mass) & (torch.arange(vocabulary) < most)]
-            expected[kept] = chances[kept] / chances[kept].sum()
+    for index, option in enumerate(options):
+        expected = filtered(logits, *option)
         found = torch.bincount(sampled[index :: len(options), 0], minlength=vocabulary) / rows
         # Five standard deviations of a share.
         assert ((found - expected).abs() <= 5 * (0.25 / rows) ** 0.5).all(), (index, found)
@@ -927,8 +934,8 @@ def the_fused_kernel_draws_the_same(run: Run, _: Plain) -> None:
 
 
 @on("V2 coupled")
-def coupled_tokens_are_distributed_as_vllms_own(run: Run, _: Plain) -> None:
-    """Both samplers of vLLM's over the same lines, with two draft tokens and with none."""
+def coupled_tokens_have_the_targets_distribution(run: Run, _: Plain) -> None:
+    """In vLLM's two samplers, with two draft tokens and with none."""
     import torch
     from vllm import SamplingParams
     from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -976,31 +983,29 @@ def coupled_tokens_are_distributed_as_vllms_own(run: Run, _: Plain) -> None:
         tokens = output.sampled_token_ids
         first, second = tokens[:, 0], tokens[:, min(1, len(drafts))]
         second = torch.where(output.num_sampled > 1, second, vocabulary)
-        return torch.bincount(first * (vocabulary + 1) + second).double()
+        cells = vocabulary * (vocabulary + 1)
+        return torch.bincount(first * (vocabulary + 1) + second, minlength=cells)
 
-    def of_all() -> list[Any]:
-        found = []
-        for options in (
-            {"temperature": 1.0},
-            {"temperature": 0.5, "top_p": 0.8},
-            {"temperature": 2.0, "top_k": 3},
-        ):
-            for row in range(rows):
-                sampler.add_request(row, SamplingParams(seed=row, **options))
-            sampler.apply_staged_writes()
-            found += [emitted([4, 1]), emitted([])]
-        return found
-
-    theirs = of_all()
     couple(runner)
     runner.load_model()
-    for expected, found in zip(theirs, of_all(), strict=True):
-        both = torch.nn.utils.rnn.pad_sequence([expected, found]).T
-        both = both[:, both.sum(0) > 0]
-        distance = ((both[0] - both[1]) ** 2 / both.sum(0)).sum()
-        freedom = both.shape[1] - 1
-        # Five standard deviations of chi-squared.
-        assert distance <= freedom + 5 * (2 * freedom) ** 0.5, (distance, both)
+    for heat, most, mass in ((1.0, vocabulary, 1.0), (0.5, vocabulary, 0.8), (2.0, 3, 1.0)):
+        asked = {"temperature": heat, "top_k": most, "top_p": mass}
+        for row in range(rows):
+            sampler.add_request(row, SamplingParams(seed=row, **asked))
+        sampler.apply_staged_writes()
+        chances = filtered(line, heat, most, mass)
+        for drafts in ([4, 1], []):
+            expected = torch.zeros(vocabulary, vocabulary + 1)
+            expected[:, vocabulary] = rows * chances
+            if drafts:
+                expected[4] = rows * chances[4] * torch.nn.functional.pad(chances, (0, 1))
+            found, expected = emitted(drafts), expected.flatten()
+            likely = expected > 0
+            assert found[~likely].sum() == 0, found
+            distance = ((found - expected)[likely] ** 2 / expected[likely]).sum()
+            freedom = int(likely.sum()) - 1
+            # Five standard deviations of chi-squared.
+            assert distance <= freedom + 5 * (2 * freedom) ** 0.5, (distance, found)
 
 
 @on("V2 coupled")
