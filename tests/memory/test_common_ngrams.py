@@ -130,7 +130,7 @@ def test_what_cannot_be_kept_costs_drafts_alone(
 @pytest.mark.usefixtures("cache")
 def test_a_tokenizer_written_in_python_gets_no_table() -> None:
     tokenizer = transformers.ByT5Tokenizer()
-    with pytest.raises(InvalidValueError, match=r"must have a tokenizer\.json, .* ByT5Tokenizer"):
+    with pytest.raises(InvalidValueError, match=r"tokenizer\.json, got a ByT5Tokenizer without"):
         common_ngrams(tokenizer)
     assert default_ngrams(tokenizer, None) is None
 

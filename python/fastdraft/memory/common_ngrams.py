@@ -13,15 +13,14 @@ import logging
 import os
 from collections.abc import Iterator
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from fastdraft.errors import DatastoreError, FastdraftError, InvalidValueError
 from fastdraft.files import cache_directory
-from fastdraft.memory.datastore import fingerprint
+from fastdraft.memory.datastore import fingerprint, tokenizer_json
 from fastdraft.memory.ngrams import NgramTable, build
 
-__all__ = ["common_ngrams", "common_texts", "default_ngrams", "tokenizer_file"]
+__all__ = ["common_ngrams", "common_texts", "default_ngrams", "load_tokenizer", "tokenizer_file"]
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ def common_ngrams(tokenizer: Any) -> NgramTable:
         with filelock.FileLock(f"{path}.lock"):
             with contextlib.suppress(DatastoreError):  # another process was first
                 return NgramTable.open(path, fingerprint=mark)
-            encode = _loaded(tokenizer).encode
+            encode = load_tokenizer(tokenizer).encode
             # One by one, since a batch starts threads, which a process that forks later must not.
             ids = (encode(text, add_special_tokens=False).ids for text in common_texts())
             build(path, ids, fingerprint=mark)
@@ -111,23 +110,22 @@ def _packed() -> bytes:
     return files("fastdraft.memory").joinpath("common.jsonl.bz2").read_bytes()
 
 
-def _loaded(tokenizer: Any) -> Any:
-    """A `tokenizers.Tokenizer` of its own, which neither cuts nor pads."""
+def load_tokenizer(tokenizer: Any) -> Any:
+    """A new `tokenizers.Tokenizer`, which neither cuts nor pads.
+
+    Args:
+        tokenizer: As `common_ngrams` takes it.
+
+    Raises:
+        InvalidValueError: It has no `tokenizer.json`, or one that tokenizers cannot read.
+    """
     from tokenizers import Tokenizer
 
-    if isinstance(tokenizer, str | os.PathLike):
-        path = Path(tokenizer)
-        path = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            loaded = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises nothing narrower
-            raise InvalidValueError(f"cannot read a tokenizer from {path}: {error}") from error
-    else:
-        inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        if not hasattr(inner, "to_str"):
-            kind = type(tokenizer).__name__
-            raise InvalidValueError(f"tokenizer must have a tokenizer.json, got a {kind} without")
-        loaded = Tokenizer.from_str(inner.to_str())
+    content = tokenizer_json(tokenizer)
+    try:
+        loaded = Tokenizer.from_str(content)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise InvalidValueError(f"cannot read a tokenizer from {tokenizer}: {error}") from error
     loaded.no_truncation()
     loaded.no_padding()
     return loaded

@@ -140,9 +140,10 @@ class Datastore(_core.Datastore):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the store to a file that `open` takes, and replaces the one there, if any.
 
-        The file takes its name when it is complete and on the disk: after an error the one that
-        was there is as it was. Text that enters or leaves meanwhile may or may not be in it. While
-        it runs it takes about 20 bytes of memory for each token, of 2^25 tokens at most.
+        A live store's weights of tokens are in it too. A live store beside it in a request begins
+        with them. The file takes its name when it is complete and on the disk: after an error the
+        one that was there is as it was. Text that enters or leaves meanwhile may or may not be in
+        it. While it runs it takes about 20 bytes of memory for each token, of 2^25 tokens at most.
 
         Raises:
             DatastoreError: The file cannot be written: a full disk, no such folder, another writer
@@ -276,25 +277,15 @@ def fingerprint(tokenizer: Any) -> bytes:
     import hashlib
     import json
 
-    if isinstance(tokenizer, str | os.PathLike):
-        path = os.fspath(tokenizer)
-        path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
-        try:
-            with open(path, encoding="utf-8") as file:
-                description = json.load(file)
-        except (OSError, ValueError) as error:
-            raise InvalidValueError(f"cannot read a tokenizer from {path}: {error}") from error
+    description: Any
+    if hasattr(tokenizer, "get_vocab") and not hasattr(_inner(tokenizer), "to_str"):
+        description = {"model": {"vocab": tokenizer.get_vocab()}}  # written in Python
     else:
-        # transformers wraps a tokenizer of tokenizers.
-        inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        if hasattr(inner, "to_str"):
-            description = json.loads(inner.to_str())
-        elif hasattr(tokenizer, "get_vocab"):
-            description = {"model": {"vocab": tokenizer.get_vocab()}}
-        else:
-            raise InvalidValueError(
-                f"tokenizer must be a tokenizer or the path of a tokenizer.json, got {tokenizer!r}"
-            )
+        content = tokenizer_json(tokenizer)
+        try:
+            description = json.loads(content)
+        except ValueError as error:
+            raise InvalidValueError(f"cannot read a tokenizer from {tokenizer}: {error}") from error
     model = description.get("model") if isinstance(description, dict) else None
     if not isinstance(model, dict) or "vocab" not in model:
         raise InvalidValueError(f"tokenizer must have a model with a vocabulary, got {tokenizer!r}")
@@ -311,5 +302,37 @@ def fingerprint(tokenizer: Any) -> bytes:
         merge.split(" ", 1) if isinstance(merge, str) else merge
         for merge in model.get("merges") or []
     ]
-    content = json.dumps([sorted({**ids, **added}.items()), merges], ensure_ascii=True)
-    return hashlib.sha256(content.encode()).digest()
+    described = json.dumps([sorted({**ids, **added}.items()), merges], ensure_ascii=True)
+    return hashlib.sha256(described.encode()).digest()
+
+
+def tokenizer_json(tokenizer: Any) -> str:
+    """The content of a tokenizer's `tokenizer.json`.
+
+    Args:
+        tokenizer: As `fingerprint` takes it.
+
+    Raises:
+        InvalidValueError: It cannot be read, or there is none.
+    """
+    if isinstance(tokenizer, str | os.PathLike):
+        path = os.fspath(tokenizer)
+        path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidValueError(f"cannot read a tokenizer from {path}: {error}") from error
+    inner = _inner(tokenizer)
+    if not hasattr(inner, "to_str"):
+        raise InvalidValueError(
+            "tokenizer must be a tokenizer or the path of a tokenizer.json, got a "
+            f"{type(tokenizer).__name__} without one"
+        )
+    content: str = inner.to_str()
+    return content
+
+
+def _inner(tokenizer: Any) -> Any:
+    """The tokenizer of tokenizers that one of transformers wraps."""
+    return getattr(tokenizer, "backend_tokenizer", tokenizer)

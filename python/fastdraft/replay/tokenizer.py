@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.memory.common_ngrams import default_ngrams
+from fastdraft.memory.common_ngrams import default_ngrams, load_tokenizer
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.ngrams import NgramTable
 from fastdraft.replay.lines import RecordError
@@ -53,17 +53,10 @@ class TextTokenizer:
             raise TokenizerError(f"cannot load {str(named)!r} as a tokenizer: {reason}") from error
 
     def _loaded(self) -> Any:
-        from tokenizers import Tokenizer
-
-        file = self._path / "tokenizer.json" if self._path.is_dir() else self._path
         try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # The library raises nothing narrower.
-            raise TokenizerError(f"cannot load {file} as a tokenizer: {error}") from error
-        # Truncation and padding in the file are meant for a model's batches.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+            return load_tokenizer(self._path)
+        except InvalidValueError as error:
+            raise TokenizerError(f"cannot load {self._path} as a tokenizer: {error}") from error
 
     @property
     def is_loaded(self) -> bool:
