@@ -156,6 +156,21 @@ def test_the_host_says_what_was_verified() -> None:
     assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (2, 1)
 
 
+def test_rejected_tokens_of_a_prediction_are_counted_behind_another_likely_token() -> None:
+    """The host drafted from an older guess than the one in which the prediction comes second."""
+    engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7]
+    request = engine.add_request(text, prediction=[20, 21, 22, 23])
+    out = Continuations.allocate(1, 8)
+    engine.continue_batch([request], [], [0, 0], out)
+    children = [t for t, above in zip(*row_of(out, 0)[:2], strict=True) if above < 0]
+    assert children[0] == 8 and 20 in children
+    engine.continue_batch([request], [9], [0, 1], out, drafted=[1])
+    stats = engine.finish(request)
+    assert (stats.drafted, stats.accepted) == (1, 0)
+    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (0, 1)
+
+
 def test_it_learns_from_what_came_whatever_was_verified() -> None:
     engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
     before = engine.calibration()

@@ -534,10 +534,10 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
     with pytest.raises(DatastoreError, match="not a regular file"):
         Datastore.open(os.devnull)
     newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
-    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 4$"):
+    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 5$"):
         Datastore.open(newer)
     older = damage(frozen_path, lambda content: content.__setitem__(8, 1))
-    with pytest.raises(DatastoreError, match=r"version 1 of .* reads version 4: build it again$"):
+    with pytest.raises(DatastoreError, match=r"version 1 of .* reads version 5: build it again$"):
         Datastore.open(older)
     expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
     with pytest.raises(DatastoreError, match=expected):
@@ -560,8 +560,8 @@ except DatastoreError as error:
 
 def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
     size = frozen_path.stat().st_size
-    header = zlib.crc32(frozen_path.read_bytes()[:144]).to_bytes(4, sys.byteorder)
-    assert frozen_path.read_bytes()[144:148] == header
+    header = zlib.crc32(frozen_path.read_bytes()[:148]).to_bytes(4, sys.byteorder)
+    assert frozen_path.read_bytes()[148:152] == header
     for at in [*range(148), *range(directory_offset(frozen_path), size)]:
 
         def flip(content: bytearray, at: int = at) -> None:
@@ -599,7 +599,7 @@ def seal(content: bytearray) -> None:
     offset = int.from_bytes(content[120:128], sys.byteorder)
     content[128:136] = len(content).to_bytes(8, sys.byteorder)
     content[136:140] = zlib.crc32(content[offset:]).to_bytes(4, sys.byteorder)
-    content[144:148] = zlib.crc32(content[:144]).to_bytes(4, sys.byteorder)
+    content[148:152] = zlib.crc32(content[:148]).to_bytes(4, sys.byteorder)
 
 
 def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_path: Path) -> None:
@@ -641,12 +641,13 @@ def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_pa
             Datastore.open(tmp_path / "short.fds")
 
 
-# Of the largest token, the tokens and the documents. Were the largest negative, every number in the
-# file would pass for a token.
+# Of the largest token, the tokens, the documents and the weights. Were the largest negative, every
+# number in the file would pass for a token.
 @pytest.mark.parametrize(
     ("at", "numbers", "width"),
     [(96, numbers, 8) for numbers in ([-1, 0], [2**40, 1], [9, -1], [9, 10])]
-    + [(92, [largest], 4) for largest in (-1, -2, -(2**31))],
+    + [(92, [largest], 4) for largest in (-1, -2, -(2**31))]
+    + [(144, [count], 4) for count in (1, 2**14, 2**16, -1)],
 )
 def test_impossible_numbers_are_refused(
     frozen_path: Path, at: int, numbers: list[int], width: int

@@ -222,10 +222,16 @@ class FASTDRAFT_EXPORT Datastore {
   virtual RunningTexts* running() noexcept { return nullptr; }
 
   // For engines: weights of particular tokens, learned from the requests whose text enters this
-  // live store. The table counts among the store's bytes, takes 256 KB at most, and is replaced by
-  // a larger one as the text grows; a request keeps the table that it was given. It is not saved.
-  // Null for a frozen store, and for one with little text or memory.
-  virtual std::shared_ptr<TokenWeights> token_weights() { return nullptr; }
+  // live store. The table counts among the store's bytes, takes 128 KB at most, and is replaced by
+  // a larger one as the text grows; a request keeps the table that it was given. The first begins
+  // with what `saved` has learned, if that is not null. Null for a frozen store, and for one with
+  // little memory, or with little text and nothing saved.
+  virtual std::shared_ptr<TokenWeights> token_weights(const TokenWeights* /*saved*/) {
+    return nullptr;
+  }
+  // The weights that a live store's table has learned so far, or those in a frozen store's file.
+  // Null: none.
+  virtual std::shared_ptr<const TokenWeights> learned_weights() const = 0;
 
  protected:
   explicit Datastore(const std::optional<Fingerprint>& fingerprint);
@@ -282,6 +288,9 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   // Appends the documents of a store. One that goes on in another segment of a file is two, the
   // second with context. Throws DatastoreError or DatastoreClosedError.
   void append_all(const Datastore& source);
+
+  // Writes the store's token weights into the file too. Throws DatastoreClosedError.
+  void set_weights(const Datastore& source);
 
   // Completes the file and puts it at `path`. Throws DatastoreError.
   void finish();

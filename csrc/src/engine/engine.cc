@@ -68,6 +68,20 @@ bool ends_early(const EngineConfig& config) noexcept {
   return calibrated != nullptr && calibrated->objective == Objective::kLast;
 }
 
+// Returns the token weights of the first live store that the text enters, which begin with what was
+// saved with a frozen one; null: none.
+std::shared_ptr<TokenWeights> weights_of(const Stores& stores, std::size_t entered) {
+  std::shared_ptr<const TokenWeights> saved;
+  for (std::size_t i = 0; i < stores.size() && saved == nullptr; ++i) {
+    if (stores[i]->frozen()) saved = stores[i]->learned_weights();
+  }
+  std::shared_ptr<TokenWeights> weights;
+  for (std::size_t i = 0; i < entered && weights == nullptr; ++i) {
+    weights = stores[i]->token_weights(saved.get());
+  }
+  return weights;
+}
+
 void check_expected(const float* expected, std::int64_t rows) {
   if (expected == nullptr) return;
   const std::string must = "expected must be from 0 to " + std::to_string(kMostOffered) + " tokens";
@@ -261,10 +275,8 @@ RequestId Engine::add_request(const NewRequest& asked) {
     if (running == nullptr) continue;
     request->running.push_back(std::make_unique<RunningTexts::Text>(*running, &request->context));
   }
-  std::shared_ptr<TokenWeights> weights;
-  for (std::size_t i = 0; i < entered && weights == nullptr && config_.calibrated(); ++i) {
-    weights = request->stores[i]->token_weights();
-  }
+  const std::shared_ptr<TokenWeights> weights =
+      config_.calibrated() ? weights_of(request->stores, entered) : nullptr;
   const DrafterInputs inputs{request->context,  prediction.token_ids,
                              prediction.size,   request->stores,
                              config_.lookahead, acceptance_.get(),
@@ -562,7 +574,8 @@ Engine::Outcome Engine::outcome_of_draft(const DraftColumns& draft, std::int32_t
 
 // For a step that verified `drafted` tokens of the host's choice: the target accepted all that it
 // emitted but the last. Which of them the prediction expected is read from the last guess: of the
-// accepted tokens exactly, of the rejected ones by its most probable path.
+// accepted tokens exactly, of the rejected ones along the prediction's own path. The host drafted
+// from an older guess, so the most probable path of this one may be another.
 Engine::Outcome Engine::outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
                                          TokenSpan emitted, std::int32_t drafted) noexcept {
   Outcome outcome;
@@ -572,11 +585,12 @@ Engine::Outcome Engine::outcome_of_guess(const DraftColumns& guess, std::int32_t
   std::int32_t parent = -1;
   std::int32_t depth = 0;
   for (std::int32_t i = 0; i < guessed && depth < drafted; ++i) {
-    const bool follows = depth >= accepted || guess.token_ids[i] == emitted.token_ids[depth];
+    const bool follows = depth < accepted ? guess.token_ids[i] == emitted.token_ids[depth]
+                                          : guess.sources[i] == Source::kPrediction;
     if (guess.parents[i] != parent || !follows) continue;
     if (depth < accepted) {
       ++outcome.accepted.by_source[index_of(guess.sources[i])];
-    } else if (guess.sources[i] == Source::kPrediction) {
+    } else {
       ++outcome.rejected_prediction;
     }
     parent = i;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "fastdraft/token.h"
 #include "index/bits.h"
@@ -19,7 +20,7 @@ namespace fastdraft {
 // contexts of PAQ's mixers do (M. Mahoney, 2005), and begins at 0.
 //
 // They say something of the text that taught them. So a live store has its own, which only its
-// requests read and teach, and no calibration holds them.
+// requests read and teach. They are saved with the store; no calibration holds them.
 //
 // Thread-safe without locks: two threads that learn at once may lose a step.
 class TokenWeights {
@@ -57,6 +58,17 @@ class TokenWeights {
           from == nullptr ? Weight{0} : from->at(i & from->mask_).load(std::memory_order_relaxed);
       at(i).store(learned, std::memory_order_relaxed);
     }
+  }
+
+  // A table of the `size` weights that `values` wrote.
+  TokenWeights(std::size_t size, const Weight* values) : TokenWeights(size) {
+    for (std::size_t i = 0; i < size; ++i) at(i).store(values[i], std::memory_order_relaxed);
+  }
+
+  std::vector<Weight> values() const {
+    std::vector<Weight> found(size());
+    for (std::size_t i = 0; i < size(); ++i) found[i] = at(i).load(std::memory_order_relaxed);
+    return found;
   }
 
   std::size_t size() const noexcept { return std::size_t{mask_} + 1; }

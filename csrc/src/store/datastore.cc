@@ -62,6 +62,7 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
 void Datastore::save(const std::string& path) const {
   DatastoreWriter writer(path, fingerprint());
   writer.append_all(*this);
+  writer.set_weights(*this);
   writer.finish();
 }
 

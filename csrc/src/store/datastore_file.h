@@ -7,6 +7,8 @@
 //                2, 3 or 4 bytes, as the segment's largest token needs;
 //                a bit for each token, 1 for a model's output;
 //                for each order the postings and the buckets of a hash table
+//   weights      those of tokens that the store's requests have taught, from a multiple of 64 bytes
+//                on; none in a file that was not saved from a live store
 //   directory    a SegmentEntry for each segment
 #pragma once
 
@@ -74,7 +76,7 @@ struct FileHeader {
   // The first byte is none of text, and a transfer that changes the ends of lines
   // breaks the last ones (as in PNG).
   static constexpr std::array<std::uint8_t, 8> kMagic{0x89, 'F', 'D', 'S', '\r', '\n', 0x1A, '\n'};
-  static constexpr std::uint32_t kVersion = 4;
+  static constexpr std::uint32_t kVersion = 5;
   static constexpr std::uint32_t kByteOrder = 0x01020304;
   static constexpr std::int64_t kBytes = 4096;
 
@@ -94,7 +96,8 @@ struct FileHeader {
   std::int64_t file_bytes;
   std::uint32_t directory_checksum;
   std::uint32_t segments_checksum;  // of all between header and directory
-  std::uint32_t checksum;           // of all fields before this one
+  std::uint32_t num_weights;
+  std::uint32_t checksum;  // of all fields before this one
 };
 static_assert(sizeof(FileHeader) == 152);
 

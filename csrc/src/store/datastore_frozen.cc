@@ -9,6 +9,7 @@
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "policy/token_weights.h"
 #include "store/datastore_file.h"
 #include "store/datastore_index.h"
 #include "store/phase_fair_mutex.h"
@@ -192,6 +193,7 @@ class FrozenDatastore final : public Datastore {
   std::int64_t num_documents() const override { return closed() ? 0 : header_.num_documents; }
   std::int64_t bytes() const override { return closed() ? 0 : header_.file_bytes; }
   std::int64_t max_bytes() const noexcept override { return header_.file_bytes; }
+  std::shared_ptr<const TokenWeights> learned_weights() const override { return weights_; }
   std::int64_t limit(std::int64_t) override {
     throw DatastoreError("a frozen datastore has the size of its file: " + path_);
   }
@@ -282,6 +284,7 @@ class FrozenDatastore final : public Datastore {
       }
       at = add_segment(entry);
     }
+    read_weights(SegmentLayout::aligned(at));
     if (header_.num_tokens < 0 || header_.num_tokens > end_ || header_.num_documents < 0 ||
         header_.num_documents > header_.num_tokens || (header_.largest_token < 0 && end_ > 0)) {
       refuse("its header is damaged");
@@ -317,6 +320,16 @@ class FrozenDatastore final : public Datastore {
     return layout.end;
   }
 
+  void read_weights(std::int64_t offset) {
+    const std::size_t count = header_.num_weights;
+    if (count == 0) return;
+    const bool is_size = count == TokenWeights::kLeast || count == TokenWeights::kMost;
+    if (!is_size || offset + TokenWeights::bytes_of(count) > header_.directory_offset) {
+      refuse("its header is damaged");
+    }
+    weights_ = std::make_shared<TokenWeights>(count, section<TokenWeights::Weight>(offset));
+  }
+
   template <typename T>
   const T* section(std::int64_t offset) const noexcept {
     return reinterpret_cast<const T*>(file_->data() + offset);
@@ -327,6 +340,7 @@ class FrozenDatastore final : public Datastore {
   FileHeader header_{};
   std::vector<Segment> segments_;
   std::int64_t end_ = 0;
+  std::shared_ptr<const TokenWeights> weights_;  // null: none
 };
 
 }  // namespace

@@ -137,7 +137,11 @@ class LiveDatastore final : public Datastore {
   }
   std::int64_t limit(std::int64_t max_bytes) override;
   RunningTexts* running() noexcept override { return &running_; }
-  std::shared_ptr<TokenWeights> token_weights() override;
+  std::shared_ptr<TokenWeights> token_weights(const TokenWeights* saved) override;
+  std::shared_ptr<const TokenWeights> learned_weights() const override {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    return weights_;
+  }
 
  protected:
   void begin(Lookup& lookup) const override;
@@ -238,18 +242,24 @@ bool LiveDatastore::charge_running(std::int64_t bytes) {
 
 // A table of n weights from n / 12 tokens of text on, which are more than a chunk: a store of
 // little text takes no more memory than it did. A larger table has what the smaller one learned;
-// requests that hold that go on with it. It replaces the oldest text as need be.
-std::shared_ptr<TokenWeights> LiveDatastore::token_weights() {
+// requests that hold that go on with it. It replaces the oldest text as need be. What was saved
+// needs its own size from the start, a quarter of the memory at most.
+std::shared_ptr<TokenWeights> LiveDatastore::token_weights(const TokenWeights* saved) {
   const std::unique_lock<PhaseFairMutex> lock(*mutex_);
   if (closed()) return nullptr;
   std::size_t size = TokenWeights::kMost;
   const auto most = static_cast<std::size_t>(12 * log_.num_tokens());
   while (size > most) size /= 4;
+  const TokenWeights* from = weights_.get();
+  if (from == nullptr && saved != nullptr && 4 * saved->bytes() <= log_.max_bytes()) {
+    from = saved;
+    size = std::max(size, saved->size());
+  }
   if (size < TokenWeights::kLeast || (weights_ != nullptr && size <= weights_->size())) {
     return weights_;
   }
   try {
-    auto larger = std::make_shared<TokenWeights>(size, weights_.get());
+    auto larger = std::make_shared<TokenWeights>(size, from);
     log_.charge(larger->bytes() - (weights_ == nullptr ? 0 : weights_->bytes()));
     weights_ = std::move(larger);
   } catch (const MemoryLimitError&) {

@@ -8,6 +8,7 @@
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "policy/token_weights.h"
 #include "store/datastore_file.h"
 #include "store/datastore_index.h"
 #include "store/documents.h"
@@ -229,8 +230,12 @@ class DatastoreWriter::FileWriter {
     }
   }
 
+  void set_weights(std::vector<TokenWeights::Weight> weights) { weights_ = std::move(weights); }
+
   void finish() {
     end_segment();
+    if (!weights_.empty()) write_aligned(weights_.data(), bytes_of(weights_));
+    header_.num_weights = static_cast<std::uint32_t>(weights_.size());
     header_.num_segments = static_cast<std::int64_t>(segments_.size());
     header_.directory_offset = offset_;
     header_.directory_checksum = crc32(segments_.data(), bytes_of(segments_));
@@ -321,6 +326,7 @@ class DatastoreWriter::FileWriter {
   FileHeader header_{};
   std::int64_t offset_ = 0;
   std::vector<SegmentEntry> segments_;
+  std::vector<TokenWeights::Weight> weights_;
 
   std::vector<Token> tokens_;  // of the segment
   std::vector<bool> outputs_;  // which of them are a model's output
@@ -383,6 +389,12 @@ void DatastoreWriter::append_all(const Datastore& source) {
     position = std::max(part.end(), position + 1);
   }
   if (source.closed()) throw DatastoreClosedError("the datastore is closed");
+}
+
+void DatastoreWriter::set_weights(const Datastore& source) {
+  const std::shared_ptr<const TokenWeights> weights = source.learned_weights();
+  const std::scoped_lock lock(mutex_);
+  if (weights != nullptr) writer().set_weights(weights->values());
 }
 
 void DatastoreWriter::finish() {
