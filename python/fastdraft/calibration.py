@@ -20,7 +20,7 @@ from fastdraft.errors import InvalidValueError
 
 __all__ = ["Calibration", "ReliabilityBucket"]
 
-_VERSION = 5
+_VERSION = 6
 _FEATURES: Mapping[str, int] = dict(_core.FEATURES)
 _MOST = _core.MOST_WEIGHT
 _OFFER_RANGES: Sequence[tuple[float, float]] = _core.OFFER_RANGES

@@ -131,17 +131,23 @@ TEST(AcceptanceModel, TheOutcomesOfOneStepAllCountInFull) {
   EXPECT_NEAR(move(1), full / 3.0f, 1e-5f);
 }
 
-TEST(AcceptanceModel, CorrectsDeepPathsByTheirOutcomes) {
+TEST(AcceptanceModel, CorrectsPathsByTheirOutcomes) {
   AcceptanceModel acceptance;
   std::mt19937 random(3);
   std::uniform_real_distribution<float> any(0.55f, 0.7f);
   std::bernoulli_distribution accepted(0.3);
-  for (int i = 0; i < 5000; ++i) acceptance.learn_path(30, any(random), accepted(random));
+  for (int i = 0; i < 5000; ++i) {
+    for (const std::int32_t depth : {2, 30}) {
+      acceptance.learn_path(depth, any(random), accepted(random));
+    }
+  }
   for (const float path : {0.58f, 0.6f, 0.66f}) {
     EXPECT_NEAR(acceptance.path_probability(30, path), 0.3f, 0.1f) << path;
+    EXPECT_NEAR(acceptance.path_probability(0, path), 0.3f, 0.1f) << path;
     EXPECT_EQ(acceptance.path_probability(24, path), acceptance.path_probability(39, path));
+    EXPECT_EQ(acceptance.path_probability(0, path), acceptance.path_probability(3, path));
     // Others are as they were.
-    for (const std::int32_t depth : {0, 3, 4, 15, 23, 40, 1000}) {
+    for (const std::int32_t depth : {4, 15, 23, 40, 1000}) {
       EXPECT_EQ(acceptance.path_probability(depth, path), path) << depth;
     }
   }

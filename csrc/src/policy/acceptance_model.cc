@@ -168,7 +168,6 @@ float AcceptanceModel::learn(const Evidence& evidence, Token token, Version vers
 }
 
 void AcceptanceModel::learn_path(std::int32_t depth, float path, bool accepted) noexcept {
-  if (depth < kFirstCorrected) return;
   const Bin bin = bin_of(depth, path);
   const float step = kPathRate * ((accepted ? 1.0f : 0.0f) - path_probability(depth, path));
   add(bin.index, (1.0f - bin.part) * step);

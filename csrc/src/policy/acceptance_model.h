@@ -63,7 +63,7 @@ class AcceptanceModel {
   static constexpr int kCounts = 5;      // 0, 1, 2, 3.., 5 and more
   static constexpr int kShares = 6;      // fifths
   static constexpr int kFollowing = 12;  // see `following`
-  static constexpr int kDepths = 5;      // 4.., 8.., 16.., 24.., 40 and more
+  static constexpr int kDepths = 6;      // 0.., 4.., 8.., 16.., 24.., 40 and more
   static constexpr int kPaths = 24;      // equal parts of the range from 0 to 1
   // Values of the two n-gram features. 0: the table was not asked.
   static constexpr int kNgrams =
@@ -220,7 +220,6 @@ class AcceptanceModel {
   // tokens count as evidence for later ones. So it is corrected by how often drafts with a similar
   // product were accepted: an adaptive probability map, as in PAQ (M. Mahoney, 2005).
   float path_probability(std::int32_t depth, float path) const noexcept {
-    if (depth < kFirstCorrected) return path;
     const Bin bin = bin_of(depth, path);
     const float low = weights_[bin.index].load(std::memory_order_relaxed);
     const float high = weights_[bin.index + 1].load(std::memory_order_relaxed);
@@ -292,9 +291,8 @@ class AcceptanceModel {
     std::size_t index;
     float part;
   };
-  static constexpr std::int32_t kFirstCorrected = 4;
   static Bin bin_of(std::int32_t depth, float path) noexcept {
-    const int of = depth < 8 ? 0 : depth < 16 ? 1 : depth < 24 ? 2 : depth < 40 ? 3 : 4;
+    const int of = depth < 8 ? depth / 4 : depth < 16 ? 2 : depth < 24 ? 3 : depth < 40 ? 4 : 5;
     const float at = path > 0.0f ? std::min(path, 1.0f) * kPaths : 0.0f;
     const int bin = std::min(static_cast<int>(at), kPaths - 1);
     return {weight_index(kPath, of * (kPaths + 1) + bin), at - static_cast<float>(bin)};

@@ -37,7 +37,7 @@ class AcceptanceModel:
     """Logistic regression over one weight for each value of each feature, learned online."""
 
     RATE, PATH_RATE = 0.015, 0.02
-    FIRST_CORRECTED, DEPTHS = 4, [8, 16, 24, 40]
+    DEPTHS = (4, 8, 16, 24, 40)
     PATHS = 24
 
     def __init__(self, weights: Mapping[str, Sequence[float]]) -> None:
@@ -105,8 +105,6 @@ class AcceptanceModel:
 
     def bins(self, depth: int, path: float) -> list[tuple[int, float]]:
         """The corrections on both sides of a path, and how close it is to each."""
-        if depth < self.FIRST_CORRECTED:
-            return []
         low = min(int(path * self.PATHS), self.PATHS - 1)
         part = path * self.PATHS - low
         first = bisect_right(self.DEPTHS, depth) * (self.PATHS + 1) + low
