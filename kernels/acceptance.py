@@ -124,19 +124,21 @@ def emit(chosen: Chosen, batch: Batch) -> Verified:
 
 def _without_drafts(chosen: Chosen, batch: Batch) -> Verified:
     """`emit` where nothing was drafted: the first row of each request decides."""
-    requests = batch.requests
-    maxima = chosen.maxima[:requests]
+    requests, device = batch.requests, batch.logits.device
+    maxima = np.array(chosen.maxima.tolist()[:requests])
     empty = maxima == -math.inf
 
     def of_rows(values: Tensor | None) -> Tensor | None:
-        return None if values is None else torch.where(empty, torch.nan, values[:requests])[:, None]
+        if values is None:
+            return None
+        absent = torch.from_numpy(empty).to(device)
+        return torch.where(absent, torch.nan, values[:requests])[:, None]
 
-    emitted = torch.where(empty, -1, chosen.tokens[:requests])[:, None].int()
     return Verified(
-        emitted,
-        (~empty).int(),
-        (empty * int(Status.EMPTY) + maxima.isnan() * int(Status.NAN)).int(),
-        emitted[:, :0],
+        _placed(np.where(empty, -1, chosen.tokens.tolist()[:requests])[:, None], device),
+        _placed(~empty, device),
+        _placed(empty * int(Status.EMPTY) + np.isnan(maxima) * int(Status.NAN), device),
+        _placed(np.empty((requests, 0)), device),
         of_rows(chosen.logprobs),
         of_rows(chosen.raw_logprobs),
     )
@@ -147,7 +149,8 @@ def _padded(lists: list[list[int]], columns: int, device: torch.device) -> Tenso
     return _placed([each + [-1] * (columns - len(each)) for each in lists], device)
 
 
-def _placed(numbers: list[Any], device: torch.device) -> Tensor:
+def _placed(numbers: Any, device: torch.device) -> Tensor:
+    """Numbers as int32, on a device."""
     values = torch.from_numpy(np.array(numbers, np.int32))
     return values if device.type == "cpu" else values.to(device)
 
