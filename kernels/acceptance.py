@@ -125,20 +125,22 @@ def emit(chosen: Chosen, batch: Batch) -> Verified:
 def _without_drafts(chosen: Chosen, batch: Batch) -> Verified:
     """`emit` where nothing was drafted: the first row of each request decides."""
     requests, device = batch.requests, batch.logits.device
-    maxima = np.array(chosen.maxima.tolist()[:requests])
-    empty = maxima == -math.inf
+    tokens, maxima = chosen.tokens.tolist()[:requests], chosen.maxima.tolist()[:requests]
+    empty = [maximum == -math.inf for maximum in maxima]
+    nan, none = int(Status.NAN), int(Status.EMPTY)
 
     def of_rows(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
-        absent = torch.from_numpy(empty).to(device)
+        absent = torch.tensor(empty, device=device)
         return torch.where(absent, torch.nan, values[:requests])[:, None]
 
+    said = [[-1 if ends else token] for token, ends in zip(tokens, empty, strict=True)]
     return Verified(
-        _placed(np.where(empty, -1, chosen.tokens.tolist()[:requests])[:, None], device),
-        _placed(~empty, device),
-        _placed(empty * int(Status.EMPTY) + np.isnan(maxima) * int(Status.NAN), device),
-        _placed(np.empty((requests, 0)), device),
+        _placed(said, device),
+        _placed([not ends for ends in empty], device),
+        _placed([none * (each == -math.inf) + nan * (each != each) for each in maxima], device),
+        _placed([[] for _ in empty], device),
         of_rows(chosen.logprobs),
         of_rows(chosen.raw_logprobs),
     )
