@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace fastdraft {
 
@@ -12,10 +13,12 @@ inline void prefetch(const void* memory) noexcept {
   asm volatile("");
 }
 
-// Numbers in 4 and 8 bytes, the lowest first; one instruction where memory has them so.
+// Numbers in 4 and 8 bytes, the lowest first. By `memcpy`: GCC does not always see that four bytes
+// are one number.
 inline std::uint32_t load_32(const std::uint8_t* bytes) noexcept {
-  return static_cast<std::uint32_t>(bytes[0]) | static_cast<std::uint32_t>(bytes[1]) << 8 |
-         static_cast<std::uint32_t>(bytes[2]) << 16 | static_cast<std::uint32_t>(bytes[3]) << 24;
+  std::uint32_t number = 0;
+  std::memcpy(&number, bytes, sizeof(number));
+  return __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? __builtin_bswap32(number) : number;
 }
 inline std::uint64_t load_64(const std::uint8_t* bytes) noexcept {
   return load_32(bytes) | static_cast<std::uint64_t>(load_32(bytes + 4)) << 32;

@@ -41,31 +41,19 @@ class CodedTail {
   const std::uint8_t* end() const noexcept { return bytes_.data() + size_ * width_; }
   // How many of the tokens before `stored` are the text's last ones, `most` at most.
   std::int64_t common(const std::uint8_t* stored, std::int64_t most) const noexcept {
-    most = std::min(most, size_);
-    if (width_ == 2) return common_in<2>(stored, most);
-    if (width_ == 3) return common_in<3>(stored, most);
-    return common_in<4>(stored, most);
+    constexpr std::int64_t kStep = 8;  // bytes compared at once
+    const std::int64_t bytes = std::min(most, size_) * width_;
+    const std::uint8_t* text = end();
+    std::int64_t same = 0;
+    while (same + kStep <= bytes &&
+           std::memcmp(stored - same - kStep, text - same - kStep, kStep) == 0) {
+      same += kStep;
+    }
+    while (same < bytes && stored[-1 - same] == text[-1 - same]) ++same;
+    return same / width_;
   }
 
  private:
-  template <std::size_t kWidth>
-  std::int64_t common_in(const std::uint8_t* stored, std::int64_t most) const noexcept {
-    constexpr std::int64_t kStep = 4;  // compared at once
-    constexpr auto kBytes = static_cast<std::int64_t>(kWidth);
-    const std::uint8_t* text = end();
-    std::int64_t length = 0;
-    while (length + kStep <= most &&
-           std::memcmp(stored - (length + kStep) * kBytes, text - (length + kStep) * kBytes,
-                       kStep * kWidth) == 0) {
-      length += kStep;
-    }
-    while (length < most &&
-           std::memcmp(stored - (length + 1) * kBytes, text - (length + 1) * kBytes, kWidth) == 0) {
-      ++length;
-    }
-    return length;
-  }
-
   const Token* text_end_;
   std::int64_t most_;
   std::int64_t width_ = 0;
