@@ -63,12 +63,10 @@ class CalibratedDrafter : public Drafter {
     begin(limit);
     begin_offers(offers, least);
     expand(0);
-    const bool is_drawn = offers != nullptr && offers->drawn() < offers->size;
-    const std::int32_t count =
-        is_drawn ? follow(offers->offers[static_cast<std::size_t>(offers->drawn())], limit, draft)
-                 : grow(limit, least, draft);
-    if (!tree_) pool_rises(draft.probabilities, count);
-    return count;
+    if (offers != nullptr && offers->drawn() < offers->size) {
+      return follow(offers->offers[static_cast<std::size_t>(offers->drawn())], limit, draft);
+    }
+    return grow(limit, least, draft);
   }
 
   void learn(const Token* emitted, std::int64_t count) final {
@@ -128,11 +126,9 @@ class CalibratedDrafter : public Drafter {
     }
   }
 
-  // The probability that a token below this node is accepted, with all before it. A tree is drafted
-  // by it, so it never rises there.
+  // The probability that a token below this node is accepted, with all before it.
   float probability_below(const DraftNode& node, float path) const noexcept {
-    const float probability = acceptance_.path_probability(node.depth, path);
-    return tree_ ? std::min(node.probability, probability) : probability;
+    return std::min(node.probability, acceptance_.path_probability(node.depth, path));
   }
 
   // Makes a choice the next node, and writes it as the next token of the draft unless it is less
@@ -179,22 +175,6 @@ class CalibratedDrafter : public Drafter {
   }
 
  private:
-  // No path is likelier than its beginning, but estimates may be: then both get their mean
-  // (isotonic regression; M. Ayer et al., An Empirical Distribution Function for Sampling with
-  // Incomplete Information, 1955). The least of those before would be too low in long chains.
-  static void pool_rises(float* probabilities, std::int32_t count) noexcept {
-    for (std::int32_t end = 1; end < count; ++end) {
-      if (probabilities[end] <= probabilities[end - 1]) continue;
-      std::int32_t begin = end;
-      float mean = probabilities[end];
-      for (float sum = mean; begin > 0 && probabilities[begin - 1] < mean;) {
-        sum += probabilities[--begin];
-        mean = sum / static_cast<float>(end + 1 - begin);
-      }
-      std::fill(probabilities + begin, probabilities + end + 1, mean);
-    }
-  }
-
   static constexpr std::int32_t kShortestJump = 4;
   static constexpr std::int32_t kFirstNodes = 64;
 

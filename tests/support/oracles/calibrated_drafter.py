@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log2
-from statistics import fmean
-
-import numpy as np
 
 from fastdraft import Draft, DraftBatch, NgramTable, Source
 from oracles.acceptance_model import AcceptanceModel, Sample, logistic
@@ -15,15 +12,6 @@ from oracles.candidates import Candidate, find_candidates
 from oracles.copy_cursor import OwnCopy, Prediction
 from oracles.matches import Store, find_matches
 from oracles.token_weights import TokenWeights, names
-
-
-def falling(values: Sequence[float]) -> list[float]:
-    """The values that never rise and are closest to these, by the sum of squares."""
-    indices = range(len(values))
-    return [
-        min(max(fmean(values[j : k + 1]) for k in indices[i:]) for j in indices[: i + 1])
-        for i in indices
-    ]
 
 
 @dataclass
@@ -122,7 +110,7 @@ class CalibratedDrafter:
         """Says how likely the tokens that may follow are to be accepted, with all before them."""
         for candidate in node.following:
             corrected = self.acceptance.path_chance(node.depth, candidate.path)
-            candidate.chance = min(node.candidate.chance, corrected) if self.tree else corrected
+            candidate.chance = min(node.candidate.chance, corrected)
 
     def follow(
         self,
@@ -140,20 +128,17 @@ class CalibratedDrafter:
         """
         self.begin(limit)
         self.drawn = drawn is not None
-        columns = (draft.token_ids, draft.parents, draft.sources)
-        chances = []
+        columns = (draft.token_ids, draft.parents, draft.probabilities, draft.sources)
         rows = zip(*(column[row].tolist() for column in columns), strict=True)
-        for token, parent, source in rows:
+        for token, parent, probability, source in rows:
             chosen = self.waiting()[parent, token]
             if drawn is None:
                 best = self.likeliest()
                 assert self.order(chosen) >= self.order(best) - self.tie, (chosen, best)
                 assert chosen.chance >= least - self.tie, (chosen, least)
-            chances.append(chosen.chance)
+            assert abs(chosen.chance - probability) < self.tie, (chosen, probability)
             assert chosen.source == source, (chosen, source)
             self.append(parent, token)
-        expected = chances if self.tree else falling(chances)
-        assert np.allclose(expected, draft.probabilities[row], 0, self.tie), (expected, draft)
         if drawn is not None:
             chain = list(drawn)[: min(limit, self.lookahead)]
             assert draft.token_ids[row].tolist() == chain
