@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from hypothesis import assume, event
+from hypothesis import event
 
 from campaign.families import FAMILIES, MULTIMODAL, multimodal_model, random_model
 from fastdraft import hf
@@ -16,7 +16,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.plan import Plan
 from fastdraft.hf.probe import Answer
 from hf_models import Forester, Generous, edited, repetitive_batch
-from random_cases import cases
+from random_cases import cases, leave_out
 
 ALL = [*FAMILIES, *MULTIMODAL]
 _NEW = 28
@@ -33,7 +33,7 @@ _OPTIONS: dict[str, Any] = {
 _MEDIAN, _MOST = 1e-5, 2e-3
 
 
-@cases(4)
+@cases(3)
 def test_the_probe_says_what_a_full_comparison_says(seed: int) -> None:
     """Of one family, another one for each seed."""
     family = ALL[seed % len(ALL)]
@@ -41,11 +41,11 @@ def test_the_probe_says_what_a_full_comparison_says(seed: int) -> None:
     try:
         model = make(family, random.Random(zlib.crc32(f"{family} {seed}".encode())))
     except Exception as error:
-        event(f"not built: {family}: {type(error).__name__}")
-        assume(False)
+        leave_out(f"not built: {family}: {type(error).__name__}")
     for name in ("eos_token_id", "forced_eos_token_id"):
         if hasattr(model.generation_config, name):
             setattr(model.generation_config, name, None)
+    compared = 0
     for rows in (1, 3):
         inputs: dict[str, Any] = repetitive_batch(rows)
         inputs["input_ids"].clamp_(max=75)  # those above stand for images in some
@@ -54,8 +54,11 @@ def test_the_probe_says_what_a_full_comparison_says(seed: int) -> None:
             assert not any(logits.isnan().any() for logits in plain.logits), "not a number"
         except Exception as error:
             event(f"transformers fails: {family}: {type(error).__name__}")
-            assume(False)
+            continue
         event(_verdict(family, model, inputs, plain))
+        compared += 1
+    if not compared:
+        leave_out(f"transformers fails: {family}")
 
 
 def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str:

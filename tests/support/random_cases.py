@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, assume, event, example, given, settings
 from hypothesis import strategies as st
 
-__all__ = ["cases"]
+__all__ = ["cases", "leave_out"]
+
+IS_CAMPAIGN = settings.get_current_profile_name() == "campaign"  # the profile of `make campaign`
 
 
-def cases(number: int) -> Callable[[Callable[..., None]], Any]:
-    """Makes a test of a function of a `seed`: of the first `number` ones, and of random ones under
-    the profile "campaign". A failure names its seed; one that found a fault stays as an `example`.
+def cases(number: int, first: int = 0) -> Callable[[Callable[..., None]], Any]:
+    """Makes a test of a function of a `seed`: of `number` ones from `first` on, and of random ones
+    under the profile "campaign". A failure names its seed; one that found a fault stays as an
+    `example`.
     """
-    is_campaign = settings.get_current_profile_name() == "campaign"
     # Nearby seeds have nothing in common, so none is smaller than another.
-    phases = [Phase.explicit, *([Phase.generate] if is_campaign else [])]
+    phases = [Phase.explicit, *([Phase.generate] if IS_CAMPAIGN else [])]
 
     def decorated(case: Callable[..., None]) -> Any:
         test = settings(phases=phases, max_examples=20)(given(seed=st.integers(0, 2**40))(case))
-        for seed in range(number):
+        for seed in range(first, first + number):
             test = example(seed=seed)(test)
         return test
 
     return decorated
+
+
+def leave_out(why: str) -> NoReturn:
+    """Ends a random case that compares nothing. Those of the suite must all compare something."""
+    assert IS_CAMPAIGN, why
+    event(why)
+    assume(False)
+    raise AssertionError
