@@ -7,12 +7,12 @@ ratios then has the same winner but where the two best are that close.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fastdraft import _core
 from fastdraft.kernels.language import jit, tl
 
 # The uses of noise. A stream of its own makes each use independent of all others.
@@ -36,20 +36,8 @@ def philox(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox4x32-10: four random 32-bit words for each counter under a key.
 
-    All operands are int64 tensors that hold unsigned 32-bit words and broadcast together, to at
-    least one dimension.
+    All operands are int64 tensors that hold unsigned 32-bit words and broadcast together.
     """
-    if any(each.device.type != "cpu" for each in (*counter, *key)):
-        return _rounds(counter, key)
-    # numpy's operations on few numbers take a third of PyTorch's time; of single ones it warns.
-    words = [np.atleast_1d(each.numpy()).view(np.uint64) for each in (*counter, *key)]
-    found = _rounds(words[:4], words[4:])
-    c0, c1, c2, c3 = (torch.from_numpy(each.view(np.int64)) for each in found)
-    return c0, c1, c2, c3
-
-
-def _rounds(counter: Any, key: Any) -> tuple[Any, Any, Any, Any]:
-    """The ten rounds, over int64 tensors or uint64 arrays."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -63,11 +51,28 @@ def _rounds(counter: Any, key: Any) -> tuple[Any, Any, Any, Any]:
     return c0, c1, c2, c3
 
 
-def exponential(high: Tensor, low: Tensor) -> Tensor:
-    """Standard exponential values, float64, of 64 random bits each: from 2**-65 to 53 log 2."""
-    uniform = high.double() * 2.0**-32 + (low.double() + 0.5) * 2.0**-64
+def uniform(high: Tensor, low: Tensor) -> Tensor:
+    """The numbers u of the contract, float64, of 64 random bits each: from 2**-65 to 1 - 2**-53."""
     # The values nearest to 1 would round to it.
-    return -torch.log1p(-uniform.clamp_(max=1.0 - 2.0**-53))
+    found = high.double() * 2.0**-32 + (low.double() + 0.5) * 2.0**-64
+    return found.clamp_(max=1.0 - 2.0**-53)
+
+
+def exponential(u: Tensor) -> Tensor:
+    """Standard exponential values of the numbers u, which they overwrite: up to 53 log 2."""
+    return u.neg_().log1p_().neg_()
+
+
+def uniform_noise(seeds: Tensor, positions: Tensor, indices: Tensor, streams: Tensor) -> Tensor:
+    """The u of `exponential_noise`, float64 (rows, n); streams: int64 (rows,)."""
+    counter = (
+        indices,
+        (positions & _WORD)[:, None],
+        ((positions >> 32) & _WORD)[:, None],
+        streams[:, None],
+    )
+    high, low, _, _ = philox(counter, ((seeds & _WORD)[:, None], ((seeds >> 32) & _WORD)[:, None]))
+    return uniform(high, low)
 
 
 def exponential_noise(
@@ -79,15 +84,13 @@ def exponential_noise(
     int64 (rows,).
     """
     streams = stream if isinstance(stream, Tensor) else torch.full_like(positions, stream)
-    counter = (
-        indices,
-        (positions & _WORD)[:, None],
-        ((positions >> 32) & _WORD)[:, None],
-        streams[:, None],
-    )
-    key = ((seeds & _WORD)[:, None], ((seeds >> 32) & _WORD)[:, None])
-    high, low, _, _ = philox(counter, key)
-    return exponential(high, low)
+    operands = (seeds, positions, indices, streams)
+    if positions.device.type == "cpu":
+        # The same bits in a tenth of the time: a draw is hundreds of operations on few numbers.
+        u = torch.from_numpy(_core.uniform_noise(*(each.numpy() for each in operands)))
+    else:
+        u = uniform_noise(*operands)
+    return exponential(u)
 
 
 @jit

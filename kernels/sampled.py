@@ -87,12 +87,14 @@ def plain(batch: Batch, sampling: Sampling) -> Verified:
     that of the position which its token would take: that of the text's next token plus the depth of
     the row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
     """
-    request, depth = rows_of(len(batch.logits), batch.offsets)
-    if batch.parents is not None:
-        depths = trees.depths(batch.parents, batch.offsets, max_draft=batch.max_draft)
-        depth = depths[request, depth.clamp(max=batch.max_draft)]
-    of_rows = sampling.of(request)
-    of_rows = of_rows._replace(positions=of_rows.positions + depth)
+    of_rows = sampling
+    if len(batch.logits) > batch.requests:
+        request, depth = rows_of(len(batch.logits), batch.offsets)
+        if batch.parents is not None:
+            depths = trees.depths(batch.parents, batch.offsets, max_draft=batch.max_draft)
+            depth = depths[request, depth.clamp(max=batch.max_draft)]
+        of_rows = sampling.of(request)
+        of_rows = of_rows._replace(positions=of_rows.positions + depth)
     emitted = emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
     return emitted._replace(likeliest=likeliest.plain(batch, of_rows.warpers.temperature))
 

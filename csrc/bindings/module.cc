@@ -26,6 +26,7 @@ PYBIND11_MODULE(_core_of_main, module, pybind11::mod_gil_not_used()) {
   fastdraft::bindings::register_draft(module);
   fastdraft::bindings::register_datastore(module);
   fastdraft::bindings::register_ngram_table(module);
+  fastdraft::bindings::register_noise(module);
   fastdraft::bindings::register_policy(module);
   fastdraft::bindings::register_offers(module);
   fastdraft::bindings::register_successors(module);

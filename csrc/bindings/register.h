@@ -12,6 +12,7 @@ void register_config(pybind11::module_& module);
 void register_draft(pybind11::module_& module);
 void register_datastore(pybind11::module_& module);
 void register_ngram_table(pybind11::module_& module);
+void register_noise(pybind11::module_& module);
 void register_policy(pybind11::module_& module);
 void register_offers(pybind11::module_& module);
 void register_successors(pybind11::module_& module);

@@ -8,7 +8,7 @@ import fastdraft.stats
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['BackOff', 'CONFIDENCE_CLASSES', 'Datastore', 'DatastoreWriter', 'DepthAcceptance', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'NgramTable', 'NgramTableWriter', 'OFFER_RANGES', 'Offers', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config']
+__all__: list[str] = ['BackOff', 'CONFIDENCE_CLASSES', 'Datastore', 'DatastoreWriter', 'DepthAcceptance', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'NgramTable', 'NgramTableWriter', 'OFFER_RANGES', 'Offers', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config', 'uniform_noise']
 
 class Draft:
 
@@ -186,7 +186,8 @@ class Engine:
     def num_requests(self) -> int: ...
     @property
     def offer_kinds(self) -> tuple: ...
-def check_config(config: fastdraft.config.DraftConfig) -> None:
+def check_config(config: fastdraft.config.DraftConfig) -> None: ...
+def uniform_noise(seeds: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], positions: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], indices: typing.Annotated[numpy.typing.ArrayLike, numpy.int64], streams: typing.Annotated[numpy.typing.ArrayLike, numpy.int64]) -> numpy.typing.NDArray[numpy.float64]:
     ...
 CONFIDENCE_CLASSES: list
 FEATURES: list

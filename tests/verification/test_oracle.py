@@ -12,6 +12,8 @@ from cases import case_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastdraft import _core
+from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import greedy, noise, operands, rejection, sampled, trees
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.verification import (
@@ -71,12 +73,16 @@ def test_philox_known_answers(counter, key, words):
 
 def test_exponential_keeps_both_tails():
     words = torch.tensor([0, 1, 2**32 - 1])
-    smallest, _, _ = noise.exponential(torch.zeros(3, dtype=torch.int64), words).tolist()
+
+    def exponential(high, low):
+        return noise.exponential(noise.uniform(high, low))
+
+    smallest, _, _ = exponential(torch.zeros(3, dtype=torch.int64), words).tolist()
     assert smallest == pytest.approx(2.0**-65, rel=1e-12, abs=0)
-    largest = noise.exponential(torch.full((3,), 2**32 - 1), words)
+    largest = exponential(torch.full((3,), 2**32 - 1), words)
     assert largest.isfinite().all()
     assert float(largest[2]) == pytest.approx(53 * math.log(2), rel=1e-12)
-    half = noise.exponential(torch.tensor([2**31]), torch.tensor([0]))
+    half = exponential(torch.tensor([2**31]), torch.tensor([0]))
     assert float(half) == pytest.approx(math.log(2), rel=1e-12)
 
 
@@ -91,6 +97,38 @@ def test_noise_is_the_documented_one(seed, position, index, stream):
         torch.tensor([seed]), torch.tensor([position]), torch.tensor([index]), stream=stream
     )
     assert float(found) == pytest.approx(oracle.noise(seed, position, stream, index), rel=1e-12)
+
+
+@given(
+    seeds=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=3),
+    position=st.integers(0, 2**63 - 1),
+    first=st.integers(0, 2**32 - 1),
+    n=st.integers(0, 40),
+    stream=st.integers(0, 4),
+    own_indices=st.booleans(),
+    own_streams=st.booleans(),
+)
+def test_the_core_draws_the_same_bits(seeds, position, first, n, stream, own_indices, own_streams):
+    rows = len(seeds)
+    seeds, positions = torch.tensor(seeds), position - torch.arange(rows).clamp(max=position)
+    indices = (first + 977 * torch.arange(n)) % 2**32
+    if own_indices:
+        indices = (indices + torch.arange(rows)[:, None]) % 2**32
+    streams = (stream + torch.arange(rows)) % 5 if own_streams else torch.tensor([stream])
+    found = _core.uniform_noise(*(each.numpy() for each in (seeds, positions, indices, streams)))
+    expected = noise.uniform_noise(seeds, positions, indices, streams)
+    assert torch.equal(torch.from_numpy(found), expected.expand(rows, n))
+
+
+def test_noise_of_other_shapes_is_refused():
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    for arrays in [
+        (one, two, one, one),
+        (two, two, one, np.zeros(3)),
+        (two, two, one[None], one),
+    ]:
+        with pytest.raises(InvalidValueError, match="same rows"):
+            _core.uniform_noise(*arrays)
 
 
 # Ragged batches.
