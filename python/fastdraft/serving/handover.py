@@ -6,15 +6,12 @@ and gives that context to the threads that decode.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fastdraft.errors import InvalidValueError
-
-__all__ = ["ASKED", "Asked", "memory_bytes"]
+__all__ = ["ASKED", "Asked"]
 
 
 @dataclass
@@ -31,15 +28,3 @@ class Asked:
 
 ASKED: Final[ContextVar[Asked | None]] = ContextVar("fastdraft_asked", default=None)
 """The request that is being answered; None for one that was not sent over HTTP."""
-
-
-def memory_bytes() -> int:
-    """The most memory for text of finished requests: `FASTDRAFT_MEMORY_BYTES`, else 1 GiB.
-
-    Raises:
-        InvalidValueError: It is no number.
-    """
-    value = os.environ.get("FASTDRAFT_MEMORY_BYTES") or str(1 << 30)
-    if not value.isdecimal():
-        raise InvalidValueError(f"FASTDRAFT_MEMORY_BYTES must be a number of bytes, got {value!r}")
-    return int(value)

@@ -36,8 +36,15 @@ from fastdraft.faults import Faults
 from fastdraft.memory.common_ngrams import default_ngrams, tokenizer_file
 from fastdraft.memory.datastore import fingerprint
 from fastdraft.memory.sharing import Replica
+from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.metrics import SOURCES, Totals, hits_field
-from fastdraft.serving.request_options import UNLIMITED, RequestOptions, request_options
+from fastdraft.serving.request_options import (
+    PREDICTION,
+    TICKET,
+    UNLIMITED,
+    RequestOptions,
+    request_options,
+)
 from fastdraft.serving.settings import COMMON_NGRAMS, MemorySettings
 
 __all__ = [
@@ -75,6 +82,8 @@ class Text:
     """True if its text enters the memory."""
     namespace: Namespace | None = None
     """Whose text it shares; None: of all that name no namespace."""
+    row: int | None = None
+    """Its row in the ledger; None for one without a prediction."""
     indexing: Future[_Indexed] | None = None
     """The work of a thread that still indexes the prompt; `request` is None until it ends."""
     missed: list[Any] = field(default_factory=list)
@@ -215,6 +224,7 @@ class HostRequests(Generic[TextT]):
         frozen: Datastores that all requests are drafted from.
         shared: Names of namespaces, of the base model and without a salt, that all requests read.
         replica: Shares the memory with other processes.
+        ledger: Takes the counts of each request with a prediction, for the server's front.
         own_options: Names beginning with "fastdraft" that the host itself puts among the options.
         in_step: Whether all is indexed in the call that asks for it: for a host that calls from a
             thread of its own, and for one whose ranks must all draft the same.
@@ -228,12 +238,14 @@ class HostRequests(Generic[TextT]):
         *,
         shared: Sequence[str] = (),
         replica: Replica | None = None,
+        ledger: Ledger | None = None,
         own_options: Sequence[str] = (),
         in_step: bool = False,
     ) -> None:
         self.engine = engine
         self.memory = memory
         self.replica = replica
+        self._ledger = ledger
         self._faults = Faults(_logger)
         self._refused = Faults(_logger)
         self._frozen = frozen
@@ -362,6 +374,11 @@ class HostRequests(Generic[TextT]):
             return
         with self._refusing():
             self._take_up(text, self._index(known, options, namespace))
+
+    def _open_row(self, text: TextT, params: Mapping[str, Any]) -> None:
+        """Begins the row of a request in the ledger, if it has a prediction."""
+        if self._ledger is not None and params.get(PREDICTION) is not None:
+            text.row = self._ledger.open(params.get(TICKET))
 
     def _index(
         self, token_ids: ArrayLike, options: RequestOptions, namespace: Namespace | None
@@ -524,9 +541,18 @@ class HostRequests(Generic[TextT]):
 
     def _ended(self, text: TextT) -> None:
         """The request is through, and its counts are known. Called on the thread too."""
+        if text.row is not None and self._ledger is not None:
+            self._ledger.close(text.row)
+
+    def _record(self, text: TextT, stats: DraftStats) -> None:
+        """Writes the counts of a request with a prediction into the ledger."""
+        if text.row is not None and self._ledger is not None:
+            counts = stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
+            self._ledger.record(text.row, *counts)
 
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
         """Takes the counts of a request that the engine has ended. Called on the thread too."""
+        self._record(text, stats)
         found = (*stats.accepted_by_source, stats.accepted - sum(stats.accepted_by_source))
         with self._lock:
             self._memory_bytes = None

@@ -14,10 +14,10 @@ from llama_cpp.server import app as server
 from llama_cpp.server.model import LlamaProxy
 
 from fastdraft import Memory
-from fastdraft.serving.handover import memory_bytes
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import LLAMA_CPP
 from fastdraft.serving.llama_cpp import FastdraftDraftModel
+from fastdraft.serving.settings import memory_bytes_of_environment
 
 __all__ = ["create_app", "main"]
 
@@ -44,7 +44,7 @@ def _with_drafts(load: Any) -> Any:
     @functools.wraps(load)
     def loaded(settings: Any) -> Any:
         llama = load(settings)
-        FastdraftDraftModel(llama, memory=Memory(memory_bytes()))
+        FastdraftDraftModel(llama, memory=Memory(memory_bytes_of_environment()))
         return llama
 
     loaded.calls_fastdraft = True  # type: ignore[attr-defined]

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from fastdraft import Memory
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["COMMON_NGRAMS", "MemorySettings", "ngrams_of_environment"]
+__all__ = [
+    "COMMON_NGRAMS",
+    "MemorySettings",
+    "bytes_of_environment",
+    "memory_bytes_of_environment",
+    "ngrams_of_environment",
+]
 
 COMMON_NGRAMS = "common"
 """The setting for the table that `common_ngrams` makes of the target's tokenizer, if it can."""
@@ -19,6 +25,22 @@ def ngrams_of_environment() -> str | None:
     """`FASTDRAFT_NGRAMS` as a setting: a path; by default the common table; "none" for none."""
     value = os.environ.get("FASTDRAFT_NGRAMS") or COMMON_NGRAMS
     return None if value == "none" else value
+
+
+def bytes_of_environment(variable: str) -> int | None:
+    """A number of bytes; None where the variable is not set. Raises InvalidValueError."""
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    if not value.isdecimal():
+        raise InvalidValueError(f"{variable} must be a number of bytes, got {value!r}")
+    return int(value)
+
+
+def memory_bytes_of_environment() -> int:
+    """`FASTDRAFT_MEMORY_BYTES`, else `MemorySettings.memory_bytes`. Raises InvalidValueError."""
+    given = bytes_of_environment("FASTDRAFT_MEMORY_BYTES")
+    return MemorySettings.memory_bytes if given is None else given
 
 
 @dataclass(frozen=True, kw_only=True)

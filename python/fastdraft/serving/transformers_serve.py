@@ -15,18 +15,22 @@ from transformers.cli.serving import model_manager, server, utils
 from fastdraft import Datastore, DraftConfig, Engine, NgramTable, hf
 from fastdraft.hf.vocabulary import vocabulary_size
 from fastdraft.memory.common_ngrams import default_ngrams
-from fastdraft.serving.handover import ASKED, Asked, memory_bytes
+from fastdraft.serving.handover import ASKED, Asked
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import TRANSFORMERS
 from fastdraft.serving.request_options import MOST_IDS, request_options
-from fastdraft.serving.settings import COMMON_NGRAMS, ngrams_of_environment
+from fastdraft.serving.settings import (
+    COMMON_NGRAMS,
+    memory_bytes_of_environment,
+    ngrams_of_environment,
+)
 
 __all__ = ["main", "mount"]
 
 
 def mount() -> None:
     """Has the server draft, and take predictions; before it starts, and once a process."""
-    memory_bytes()  # a bad value is an error now
+    memory_bytes_of_environment()  # a bad value is an error now
     build, load = server.build_server, model_manager.ModelManager.load_model_and_processor
     configure = utils.BaseHandler._build_generation_config
 
@@ -71,7 +75,7 @@ class _Generate:
             ngrams = default_ngrams(tokenizer, vocabulary_size(model))
         config = DraftConfig(ngrams=ngrams)
         self._apart = Engine(config)
-        max_bytes = memory_bytes()
+        max_bytes = memory_bytes_of_environment()
         stores = [Datastore(max_bytes=max_bytes)] if max_bytes else []
         self._engine = Engine(config, datastores=stores)
 

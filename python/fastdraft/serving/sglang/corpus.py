@@ -15,7 +15,6 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import HostRequests, host_arguments, report_totals
 from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.metrics import Totals
-from fastdraft.serving.request_options import TICKET
 from fastdraft.serving.sglang.environment import (
     drafts_from_logits,
     memory_settings,
@@ -85,6 +84,7 @@ class Corpus(HostRequests[RequestText]):
         )
         super().__init__(
             **host_arguments(memory_settings(server_args), config, target_of(server_args)),
+            ledger=ledger,
             in_step=ranks_of(server_args) > 1,
         )
         self._width = draft_token_num
@@ -92,7 +92,6 @@ class Corpus(HostRequests[RequestText]):
         self._drafts_from_logits = max_bfs_breadth != 1 and drafts_from_logits(server_args)
         self._drafted: Nodes | None = None  # since the target saw them last
         self._report = report
-        self._ledger = ledger
         self._reported_at = -math.inf
         self._guard([], self._tell)
         if self.replica is not None and report is not None:
@@ -124,15 +123,15 @@ class Corpus(HostRequests[RequestText]):
             # One token follows every draft.
             return
         known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
+        params = params if isinstance(params, Mapping) else {}
         self._add(
             text,
             np.concatenate(known),
-            params if isinstance(params, Mapping) else {},
+            params,
             adapter=adapter,
             salt=None if salt is None and own_key is None else (salt, own_key),
         )
-        if self._ledger is not None and isinstance(params, Mapping) and params.get(TICKET):
-            text.row = self._ledger.open(params[TICKET])
+        self._open_row(text, params)
         if self._drafts_from_logits and text.is_drafted:
             text.successors = Successors(slots=_SLOTS)
 
@@ -277,19 +276,6 @@ class Corpus(HostRequests[RequestText]):
         for text in texts:
             if text.row is not None and text.request is not None:
                 self._record(text, self.engine.stats(text.request))
-
-    def _record(self, text: RequestText, stats: DraftStats) -> None:
-        if text.row is not None and self._ledger is not None:
-            counts = stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
-            self._ledger.record(text.row, *counts)
-
-    def _conclude(self, text: RequestText, stats: DraftStats) -> None:
-        super()._conclude(text, stats)
-        self._record(text, stats)
-
-    def _ended(self, text: RequestText) -> None:
-        if text.row is not None and self._ledger is not None:
-            self._ledger.close(text.row)
 
     def _tell(self) -> None:
         """Reports the totals, where it is time to."""

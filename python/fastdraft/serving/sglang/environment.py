@@ -9,7 +9,13 @@ from typing import Any
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import Target
-from fastdraft.serving.settings import COMMON_NGRAMS, MemorySettings, ngrams_of_environment
+from fastdraft.serving.settings import (
+    COMMON_NGRAMS,
+    MemorySettings,
+    bytes_of_environment,
+    memory_bytes_of_environment,
+    ngrams_of_environment,
+)
 
 __all__ = ["drafts_from_logits", "is_set", "memory_settings", "ranks_of", "target_of"]
 
@@ -26,18 +32,17 @@ def memory_settings(server_args: Any) -> MemorySettings:
             f"FASTDRAFT_MEMORY_URL must not be set with tp_size {ranks}, whose ranks must all "
             f"draft the same, got {url!r}"
         )
-    memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
     ngrams = ngrams_of_environment()
     if ngrams == COMMON_NGRAMS and ranks > 1:
         ngrams = None  # where one of their machines cannot make it, they would draft differently
     try:
         return MemorySettings(
-            memory_bytes=MemorySettings.memory_bytes if memory_bytes is None else memory_bytes,
+            memory_bytes=memory_bytes_of_environment(),
             datastores=_names("FASTDRAFT_DATASTORES", os.pathsep),
             ngrams=ngrams,
             shared_namespaces=_names("FASTDRAFT_SHARED_NAMESPACES", ","),
             memory_url=url,
-            max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
+            max_bytes=bytes_of_environment("FASTDRAFT_MAX_BYTES"),
         )
     except InvalidValueError as error:
         said = re.sub("memory_(bytes|url)", lambda name: f"FASTDRAFT_{name[0].upper()}", str(error))
@@ -73,15 +78,6 @@ def target_of(server_args: Any) -> Target:
 def ranks_of(server_args: Any) -> int:
     """How many ranks of one model there are, which must all draft the same."""
     return int(getattr(server_args, "tp_size", 1))
-
-
-def _bytes(variable: str) -> int | None:
-    value = os.environ.get(variable)
-    if not value:
-        return None
-    if not value.isdecimal():
-        raise InvalidValueError(f"{variable} must be a number of bytes, got {value!r}")
-    return int(value)
 
 
 def _names(variable: str, separator: str) -> list[str]:

@@ -27,8 +27,6 @@ class RequestText(Text):
     """The tokens of its output when it began here: more than none if it had to wait."""
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
-    row: int | None = None
-    """Its row in the ledger; None for one without a prediction."""
     successors: Successors | None = None
     """The likely successors of its tokens, by the target's logits; None if these are not used."""
 

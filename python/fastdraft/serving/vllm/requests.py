@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import DraftConfig, DraftStats, __version__
+from fastdraft import DraftConfig, __version__
 from fastdraft.serving.host import HostRequests, Target, Text, host_arguments, report_totals
 from fastdraft.serving.ledger import Ledger
-from fastdraft.serving.request_options import PREDICTION, TICKET, UNLIMITED
+from fastdraft.serving.request_options import PREDICTION, UNLIMITED
 from fastdraft.serving.vllm.interface import RequestData, VllmConfig, first_rank_group
 from fastdraft.serving.vllm.settings import Settings
 
@@ -92,8 +92,6 @@ class VllmText(Text):
     stops: frozenset[int] = frozenset()
     """See `Request`."""
     predicts: bool = False
-    row: int | None = None
-    """Its row in the ledger."""
 
 
 VllmTextT = TypeVar("VllmTextT", bound=VllmText)
@@ -121,14 +119,14 @@ class VllmRequests(HostRequests[VllmTextT]):
         self._model_config = model = vllm_config.model_config
         config = replace(config, vocabulary=int(model.get_vocab_size()))
         target = Target(model.model, model.tokenizer, model.tokenizer_revision)
+        rank = vllm_config.parallel_config.data_parallel_rank
         super().__init__(
             **host_arguments(settings, config, target if drafts else None),
+            ledger=Ledger.from_environment(engine=rank) if drafts else None,
             own_options=(SALT,),
             in_step=in_step,
         )
         self._warned_of_salts = False
-        rank = vllm_config.parallel_config.data_parallel_rank
-        self._ledger = Ledger.from_environment(engine=rank) if drafts else None
         if self.replica is not None and self._ledger is not None:
             report_totals(self.replica, self._ledger.publish)
 
@@ -148,13 +146,11 @@ class VllmRequests(HostRequests[VllmTextT]):
         text.length = size
         text.longest = request.longest(self._model_config.max_model_len)
         text.stops = request.stops
-        predicts = params.get(PREDICTION) is not None
-        if predicts and self._ledger is not None:
-            text.row = self._ledger.open(params.get(TICKET))
+        self._open_row(text, params)
         if text.longest - length < _LEAST_ROOM:
             return
         self._guard([text], self._add_apart, text, token_ids[:size], request)
-        text.predicts = predicts and text.is_drafted
+        text.predicts = params.get(PREDICTION) is not None and text.is_drafted
 
     def _add_apart(self, text: VllmTextT, prompt: NDArray[np.int32], request: Request) -> None:
         """Adds a request to those of its salt. Where none is known to be its own, it is apart from
@@ -200,21 +196,6 @@ class VllmRequests(HostRequests[VllmTextT]):
                 stats += running
                 self._record(text, running)
         self._ledger.publish(self.totals(stats))
-
-    def _ended(self, text: VllmTextT) -> None:
-        """Ends a request's row in the ledger."""
-        if text.row is not None and self._ledger is not None:
-            self._ledger.close(text.row)
-
-    def _conclude(self, text: VllmTextT, stats: DraftStats) -> None:
-        super()._conclude(text, stats)
-        self._record(text, stats)
-
-    def _record(self, text: VllmTextT, stats: DraftStats) -> None:
-        if text.row is not None and self._ledger is not None:
-            self._ledger.record(
-                text.row, stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
-            )
 
 
 def is_first_rank() -> bool:
