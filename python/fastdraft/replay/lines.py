@@ -83,10 +83,8 @@ def family_files(paths: Sequence[Path], *, of_any_form: bool = False) -> dict[st
         if path.is_dir():
             ends = ["**/*"] if of_any_form else ["*.jsonl", "*.jsonl.gz", "*.jsonl.zst"]
             inside = sorted(each for end in ends for each in path.glob(end) if each.is_file())
-            hidden = (any(part[0] == "." for part in e.relative_to(path).parts) for e in inside)
-            files = [each for each, is_hidden in zip(inside, hidden, strict=True) if not is_hidden]
-            files = [e.parent if _EVENT.fullmatch(e.name) else e for e in files]
-            files = list(dict.fromkeys(files))
+            shown = (e for e in inside if "/." not in f"/{e.relative_to(path).as_posix()}")
+            files = [*dict.fromkeys(e.parent if _EVENT.fullmatch(e.name) else e for e in shown)]
         if not files:
             what = "files" if of_any_form else "*.jsonl files"
             raise RecordError(f"{path} must hold {what}, and holds none")

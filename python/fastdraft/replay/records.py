@@ -25,22 +25,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.replay.lines import (
-    JsonLine,
-    RecordError,
-    family_files,
-    parse_lines,
-    parse_object,
-    short,
-)
+from fastdraft.replay.lines import RecordError, family_files, parse_lines, short
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from fastdraft.replay.calls import Reader
 
 __all__ = [
     "Record",
@@ -48,37 +43,14 @@ __all__ = [
     "RecordWriter",
     "check_record",
     "family_files",
-    "parse_lines",
-    "parse_object",
     "read_families",
     "read_family",
-    "short",
 ]
 
 Ids = NDArray[np.int32]
 Encode = Callable[[list[str]], "list[Sequence[int]]"]
 """Turns texts into their token ids."""
 _BATCH_LETTERS = 1 << 18
-
-
-class Convert(Protocol):
-    """Turns the lines of files into the fields of records, as `calls.Reader` does."""
-
-    def __call__(self, line: JsonLine) -> Iterable[dict[str, Any]]:
-        """The fields of a line's records."""
-        ...
-
-    def end(self) -> Iterable[dict[str, Any]]:
-        """The fields of those that are complete where the file ends."""
-        ...
-
-    def leave_out(self, reason: str, example: str) -> None:
-        """Called with the error of a file that is damaged from some line on."""
-        ...
-
-    def refusal(self, path: Path) -> str:
-        """The message for a file without records."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +107,6 @@ class RecordWriter:
             if value is not None
         }
         check_record(record, "this call")
-        self._write(record)
-
-    def _write(self, record: dict[str, Any]) -> None:
         try:
             line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
@@ -167,7 +136,7 @@ def read_families(
     encode: Encode,
     *,
     references: bool = False,
-    convert: Convert | None = None,
+    convert: Reader | None = None,
     on_line: Callable[[str, int], object] | None = None,
 ) -> dict[str, list[Record]]:
     """The records of the families at `paths`, by name.
@@ -206,7 +175,7 @@ def read_family(
     encode: Encode,
     *,
     references: bool = False,
-    convert: Convert | None = None,
+    convert: Reader | None = None,
     on_line: Callable[[int], object] | None = None,
 ) -> list[Record]:
     """The records of one file, in its order. Of their texts about 0.3 MB is in memory at a time.
