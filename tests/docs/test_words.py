@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("csrc", "kernels", "python/fastdraft", "tests/cpp", "bench/cpp")
+ROOMS = (
+    *("csrc", "kernels", "python/fastdraft", "tests/cpp", "tests/support/oracles", "bench/cpp"),
+)
 # Each with the word to write.
 WORDS = {
     "chance": "probability",

@@ -14,7 +14,7 @@ from test_sampled_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exa
 
 from fastdraft.kernels import operands
 from fastdraft.verification import verify_rejection
-from oracles.verification import keep_chances
+from oracles.verification import keep_probabilities
 
 pytestmark = pytest.mark.slow
 
@@ -152,7 +152,7 @@ def test_the_rule_gives_the_targets_joint_distribution_and_never_fewer_tokens(se
             continue
         p = [step("target", draft[:j]) for j in range(drafted + 1)]
         q = [step("draft", draft[:j]) for j in range(drafted)]
-        at_least, chances, residuals = keep_chances(p, q, draft)
+        at_least, chances, residuals = keep_probabilities(p, q, draft)
         ratios = [min(1, p[j][draft[j]] / q[j][draft[j]]) for j in range(drafted)]
         kept += drawn * sum(at_least[1:])
         one_by_one += drawn * np.cumprod(ratios).sum()

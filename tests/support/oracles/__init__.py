@@ -1,1 +1,1 @@
-"""What the index and the drafters promise, each in the slow and obvious way."""
+"""The promises of the index and the drafters, each in the slow and obvious way."""

@@ -13,7 +13,7 @@ from oracles.token_weights import TokenWeights
 class Sample:
     """Which outcomes are learned: all that surprise, and one of four expected ones, for four."""
 
-    EXPECTED = 2.005  # of the log-odds of what came
+    EXPECTED = 2.005  # of the log-odds of what was observed
 
     def __init__(self) -> None:
         self.random, self.left = 0, 4
@@ -43,8 +43,8 @@ class AcceptanceModel:
     def __init__(self, weights: Mapping[str, Sequence[float]]) -> None:
         self.weights = {name: list(values) for name, values in weights.items()}
         self.now = 0  # how many outcomes were learned
-        # Of a kind: when the last was learned, and of how many requests.
-        self.lessons: dict[tuple[int, ...], tuple[int, int]] = {}
+        # By kind: when its last outcome was learned, and of how many requests.
+        self.learned: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def weigh(self, evidence: Mapping[str, int]) -> float:
         return sum(self.weights[name][v] for name, v in evidence.items())
@@ -52,7 +52,7 @@ class AcceptanceModel:
     def learn(
         self,
         outcomes: Sequence[tuple[int, Mapping[str, int], float, Sequence[int]]],
-        moment: int,
+        version: int,
         begun: int,
         emitted: int,
         sample: Sample,
@@ -61,45 +61,51 @@ class AcceptanceModel:
         """Learns which of one node's candidates was emitted, from errors that are taken at once.
 
         Each candidate is a token, its evidence, what that weighed when it was predicted, at
-        `moment`, and its places in `named`. The step began to be learned at `begun`.
+        `version`, and its indices in `named`. The step began to be learned at `begun`.
         """
 
-        def current(values: Mapping[str, int], places: Sequence[int]) -> float:
-            return logistic(self.weigh(values) + (named.weigh(places) if named else 0.0))
+        def current(values: Mapping[str, int], indices: Sequence[int]) -> float:
+            return logistic(self.weigh(values) + (named.weigh(indices) if named else 0.0))
 
-        lessons = [
-            (token, values, sample.times(weight, token == emitted), current(values, places), places)
-            for token, values, weight, places in outcomes
+        samples = [
+            (
+                token,
+                values,
+                sample.times(weight, token == emitted),
+                current(values, indices),
+                indices,
+            )
+            for token, values, weight, indices in outcomes
         ]
-        for token, values, times, chance, places in lessons:
+        for token, values, times, probability, indices in samples:
             if times == 0:
                 continue
             kind = tuple(v for name, v in values.items() if "ngram" not in name)
-            alike = self.count(kind, moment, begun)
-            copies = self.count((*kind, token), moment, begun)
+            alike = self.count(kind, version, begun)
+            copies = self.count((*kind, token), version, begun)
             self.now += 1
             step = times * self.RATE / max(math.sqrt(alike), copies)
             for name, value in values.items():
-                self.weights[name][value] += step * ((token == emitted) - chance)
+                self.weights[name][value] += step * ((token == emitted) - probability)
             if named:
-                named.learn(places, times * ((token == emitted) - chance))
+                named.learn(indices, times * ((token == emitted) - probability))
 
-    def count(self, kind: tuple[int, ...], moment: int, begun: int) -> int:
-        """How many requests have taught one of the kind since `moment`, this one included."""
-        last, requests = self.lessons.get(kind, (-1, 0))
-        requests = requests if last >= moment else 0
+    def count(self, kind: tuple[int, ...], version: int, begun: int) -> int:
+        """How many requests have taught one of the kind since `version`, this one included."""
+        last, requests = self.learned.get(kind, (-1, 0))
+        requests = requests if last >= version else 0
         requests += requests == 0 or last < begun
-        self.lessons[kind] = self.now, requests
+        self.learned[kind] = self.now, requests
         return requests
 
-    def path_chance(self, depth: int, path: float) -> float:
-        """The chance that a draft is accepted up to a token whose path has this product."""
+    def path_probability(self, depth: int, path: float) -> float:
+        """The probability that a draft is accepted up to a token whose path has this product."""
         corrections = self.weights["path"]
-        chance = path + sum(part * corrections[at] for at, part in self.bins(depth, path))
-        return min(max(chance, 0.0), 1.0)
+        probability = path + sum(part * corrections[at] for at, part in self.bins(depth, path))
+        return min(max(probability, 0.0), 1.0)
 
     def learn_path(self, depth: int, path: float, accepted: bool) -> None:
-        error = accepted - self.path_chance(depth, path)
+        error = accepted - self.path_probability(depth, path)
         for at, part in self.bins(depth, path):
             self.weights["path"][at] += self.PATH_RATE * part * error
 
@@ -121,7 +127,7 @@ def following_value(cursor: CopyCursor | None, said: int, token: int, depth: int
     length = length_value(cursor.length + depth)
     if said != token:
         return 8 + min(3, length // 3)
-    if depth == 0 and cursor.footing == "guessed":
+    if depth == 0 and cursor.kind == "guessed":
         return 1
     return 2 + min(4, length // 2)
 

@@ -55,13 +55,13 @@ class CalibratedDrafter:
         self.copy = OwnCopy()
         self.prediction = Prediction(prediction) if prediction else None
         self.nodes: list[Node] = []
-        self.moment = 0  # when the nodes' candidates were weighed
+        self.version = 0  # when the nodes' candidates were weighed
         self.drawn = False  # whether the draft is a chain that was drawn elsewhere
 
     def begin(self, limit: int) -> None:
         """Begins a draft of at most `limit` tokens."""
         self.limit = limit if self.tree else min(limit, self.lookahead)
-        self.moment = self.acceptance.now
+        self.version = self.acceptance.now
         matches = find_matches(
             self.text, self.prompt_size, self.stores, lookahead=self.lookahead, tree=self.tree
         )
@@ -92,7 +92,7 @@ class CalibratedDrafter:
         self.correct(node)
 
     def known(self, text: list[int]) -> list[list[tuple[int, int]]] | None:
-        """What the table has behind the text's last token, its last two, ..."""
+        """The entries of the table behind the text's last token, its last two, ..."""
         if self.ngrams is None:
             return None
         found: list[list[tuple[int, int]]] = []
@@ -109,8 +109,8 @@ class CalibratedDrafter:
     def correct(self, node: Node) -> None:
         """Says how likely the tokens that may follow are to be accepted, with all before them."""
         for candidate in node.following:
-            corrected = self.acceptance.path_chance(node.depth, candidate.path)
-            candidate.chance = min(node.candidate.chance, corrected)
+            corrected = self.acceptance.path_probability(node.depth, candidate.path)
+            candidate.probability = min(node.candidate.probability, corrected)
 
     def follow(
         self,
@@ -135,8 +135,8 @@ class CalibratedDrafter:
             if drawn is None:
                 best = self.likeliest()
                 assert self.order(chosen) >= self.order(best) - self.tie, (chosen, best)
-                assert chosen.chance >= least - self.tie, (chosen, least)
-            assert abs(chosen.chance - probability) < self.tie, (chosen, probability)
+                assert chosen.probability >= least - self.tie, (chosen, least)
+            assert abs(chosen.probability - probability) < self.tie, (chosen, probability)
             assert chosen.source == source, (chosen, source)
             self.append(parent, token)
         if drawn is not None:
@@ -146,18 +146,18 @@ class CalibratedDrafter:
             return
         if self.waiting():
             assert least > 0, self.waiting()
-            assert self.likeliest().chance < least + self.tie, least
+            assert self.likeliest().probability < least + self.tie, least
 
     def order(self, candidate: Candidate) -> float:
         """By what the next token is chosen: corrections may change the order of a chain's."""
-        return candidate.chance if self.tree else candidate.path
+        return candidate.probability if self.tree else candidate.path
 
     def likeliest(self) -> Candidate:
         """The token that is drafted next, of those that wait; of equals the first."""
         return max(self.waiting().values(), key=self.order)
 
     def waiting(self) -> dict[tuple[int, int], Candidate]:
-        """What may be drafted next, by the index of the parent in the draft and the token."""
+        """The candidates for the next token, by their parent's index in the draft and token."""
         if len(self.nodes) > self.limit:
             return {}
         drafted = {(node.parent, node.candidate.token) for node in self.nodes}
@@ -207,7 +207,7 @@ class CalibratedDrafter:
         """Learns which of the candidates behind a node was emitted, in a step begun at `begun`."""
         self.acceptance.learn(
             [(each.token, each.evidence, each.weight, each.names) for each in self.own(index)],
-            self.moment,
+            self.version,
             begun,
             emitted,
             self.sample,
@@ -244,7 +244,7 @@ class CalibratedDrafter:
 
     @property
     def draft(self) -> list[Node]:
-        """What was drafted last, until it is observed."""
+        """The draft that was made last, until it is observed."""
         return self.nodes[1:]
 
     def path_to(self, index: int) -> list[int]:

@@ -29,10 +29,10 @@ class Candidate:
     predicted: bool  # whether the prediction does
     evidence: dict[str, int]
     source: Source
-    names: Sequence[int] = ()  # its places in TokenWeights
+    names: Sequence[int] = ()  # its indices in TokenWeights
     weight: float = 0.0  # of the evidence, and of the names
-    path: float = 1.0  # the product of the chances of the tokens up to it
-    chance: float = 1.0  # that all of them are accepted
+    path: float = 1.0  # the product of the probabilities of the tokens up to it
+    probability: float = 1.0  # that all of them are accepted
 
 
 def expected_token(cursor: CopyCursor | None, text: Sequence[int], depth: int) -> int:
@@ -87,7 +87,7 @@ def find_candidates(
     lengths = {token: (longest(token, False), longest(token, True)) for token in agreeing}
     own = [match for match in matches if not match.stored]
     stored = [match for match in matches if match.stored]
-    # Of the longest ones of the text the latest; those of stores come in this order.
+    # The latest of the longest ones of the text; those of stores come in this order.
     of_text = max(own, key=lambda match: (reach(match), match.end)).following[depth] if own else -1
     of_store = max(stored, key=reach).following[depth] if stored else -1
     best = max((max(both) for both in lengths.values()), default=0)
@@ -135,7 +135,7 @@ def find_candidates(
 def ngram_evidence(
     known: Sequence[Sequence[tuple[int, int]]], token: int, length: int, depth: int
 ) -> dict[str, int]:
-    """What a table says of a token: by the longest context that it follows there."""
+    """The classes that a table gives a token: by the longest context that it follows there."""
     for order, behind in reversed([*enumerate(known, 1)]):
         if token in dict(behind):
             half_bits = dict(behind)[token]

@@ -1,4 +1,4 @@
-"""Where the last tokens of a request's text occur, in the text and in datastores."""
+"""The positions where the last tokens of a request's text occur, in the text and in datastores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLEAR = 8  # and beside one of this length no datastores
 
 @dataclass(frozen=True)
 class Match:
-    """A place where the text's last tokens occur."""
+    """A position where the text's last tokens occur."""
 
     following: list[int]  # the tokens that follow it, as far as they are known
     length: int
@@ -28,7 +28,7 @@ class Match:
 
     @property
     def stored(self) -> bool:
-        """Whether it is in a datastore."""
+        """True if it is in a datastore."""
         return self.source != Source.CONTEXT
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class NgramModel:
-    """What follows each n-gram of a prompt, for contexts shorter than `order`."""
+    """The tokens that follow each n-gram of a prompt, for contexts shorter than `order`."""
 
     def __init__(self, prompt: Sequence[int], order: int) -> None:
         self.order = order
@@ -27,11 +27,11 @@ class NgramModel:
             while grown[begin:] not in self.following:
                 begin += 1
             seen = self.following[grown[begin:]]
-            # Of the most frequent ones, that which was seen last.
-            _, place = max((seen.count(token), place) for place, token in enumerate(seen))
-            path *= seen.count(seen[place]) / len(seen)
+            # The most frequent one; of several that which was seen last.
+            _, index = max((seen.count(token), index) for index, token in enumerate(seen))
+            path *= seen.count(seen[index]) / len(seen)
             if path < min_probability:
                 break
-            grown += (seen[place],)
-            suggested.append((seen[place], path))
+            grown += (seen[index],)
+            suggested.append((seen[index], path))
         return suggested

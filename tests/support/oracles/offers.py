@@ -1,4 +1,4 @@
-"""What offers add to the default drafter: the obvious version."""
+"""The weights that offers add to the default drafter: the obvious version."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ EDGES = tuple(
 SURENESS = 8
 
 
-def log_odds(chance: float) -> float:
-    return math.log(chance / (1 - chance))
+def log_odds(probability: float) -> float:
+    return math.log(probability / (1 - probability))
 
 
 def sureness(weight: float) -> int:
@@ -34,14 +34,14 @@ class OfferModel:
 
     def __init__(self) -> None:
         self.weights: dict[tuple[Any, ...], float] = {}
-        self.lessons: dict[tuple[Any, ...], int] = {}
+        self.counts: dict[tuple[Any, ...], int] = {}
         edges = (0.0, *EDGES, 1.0)
-        for place in range(13):
-            chance = 0.6
-            if place > 0:
-                chance = 0.2 + 0.75 * (edges[place - 1] + edges[place]) / 2
-            self.weights["confidence", True, place] = log_odds(chance)
-            self.weights["confidence", False, place] = math.log(1 - chance)
+        for bin_ in range(13):
+            probability = 0.6
+            if bin_ > 0:
+                probability = 0.2 + 0.75 * (edges[bin_ - 1] + edges[bin_]) / 2
+            self.weights["confidence", True, bin_] = log_odds(probability)
+            self.weights["confidence", False, bin_] = math.log(1 - probability)
         for level in range(SURENESS):
             self.weights["situation", "offer", level] = -math.log(1 + math.exp(level - 3.5))
 
@@ -51,8 +51,8 @@ class OfferModel:
     def learn(self, evidence: Sequence[tuple[Any, ...]], before: float, accepted: bool) -> None:
         error = accepted - 1 / (1 + math.exp(-(before + self.weigh(evidence))))
         for each in evidence:
-            self.lessons[each] = self.lessons.get(each, 0) + 1
-            rate = max(0.01, 0.12 / math.sqrt(self.lessons[each]))
+            self.counts[each] = self.counts.get(each, 0) + 1
+            rate = max(0.01, 0.12 / math.sqrt(self.counts[each]))
             self.weights[each] = self.weights.get(each, 0.0) + rate * error
 
 
@@ -65,13 +65,13 @@ class Offer:
     confidences: list[float] | None
     model: OfferModel
     source: int
-    record: list[float]  # of the request: how many places were judged, and right
+    record: list[float]  # of the request: how many positions were judged, and right
 
-    def children(self, place: int) -> dict[int, int]:
-        """The tokens offered after a node, with their places; of equal ones the first counts."""
+    def children(self, index: int) -> dict[int, int]:
+        """The tokens offered after a node, with their indices; of equal ones the first counts."""
         found: dict[int, int] = {}
         for at, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if parent == place:
+            if parent == index:
                 found.setdefault(token, at)
         return found
 
@@ -80,12 +80,12 @@ class Offer:
 class Weighed(Candidate):
     """A candidate, and what offers said of it."""
 
-    places: dict[int, int] = field(default_factory=dict)  # where each offer has it
-    told: list[tuple[Offer, bool, list[tuple[Any, ...]], float]] = field(default_factory=list)
+    indices: dict[int, int] = field(default_factory=dict)  # where each offer has it
+    judgements: list[tuple[Offer, bool, list[tuple[Any, ...]], float]] = field(default_factory=list)
 
 
 class OfferedDrafter(CalibratedDrafter):
-    """The default drafter with offers: each corrects the weights of all that came before it."""
+    """The default drafter with offers: each corrects the weights of all before it."""
 
     offers: Sequence[Offer] = ()
 
@@ -99,12 +99,12 @@ class OfferedDrafter(CalibratedDrafter):
         if not self.offers:
             return
         above = node.candidate
-        places = above.places if isinstance(above, Weighed) else None
+        indices = above.indices if isinstance(above, Weighed) else None
         if node.parent < 0 and node.depth == 0:
-            places = dict.fromkeys(range(len(self.offers)), -1)
+            indices = dict.fromkeys(range(len(self.offers)), -1)
         following = [Weighed(**vars(each)) for each in node.following]
         for k, offer in enumerate(self.offers):
-            children = offer.children(places[k]) if places and k in places else {}
+            children = offer.children(indices[k]) if indices and k in indices else {}
             if children:
                 self.weigh(k, offer, children, following, node.depth)
         for each in following:
@@ -127,10 +127,10 @@ class OfferedDrafter(CalibratedDrafter):
                 new.source = offer.source  # type: ignore[assignment]
                 following.append(new)
 
-        def confidence_class(places: Sequence[int]) -> int:
+        def confidence_class(indices: Sequence[int]) -> int:
             if offer.confidences is None:
                 return 0
-            surest = max(offer.confidences[place] for place in places)
+            surest = max(offer.confidences[index] for index in indices)
             return 1 + bisect_right(EDGES, surest)
 
         siblings = [
@@ -158,9 +158,9 @@ class OfferedDrafter(CalibratedDrafter):
                 ("record", offered, rightness),
                 ("depth", offered, min(depth, 7)),
             ]
-            each.told.append((offer, offered, evidence, each.weight))
+            each.judgements.append((offer, offered, evidence, each.weight))
             if offered:
-                each.places[k] = children[each.token]
+                each.indices[k] = children[each.token]
             each.weight += offer.model.weigh(evidence)
 
     def own(self, index: int) -> list[Candidate]:
@@ -170,7 +170,7 @@ class OfferedDrafter(CalibratedDrafter):
         super().judge(index, emitted, begun)
         judged: dict[int, tuple[Offer, bool]] = {}
         for each in self.nodes[index].following:
-            for offer, offered, evidence, before in getattr(each, "told", []):
+            for offer, offered, evidence, before in getattr(each, "judgements", []):
                 accepted = each.token == emitted
                 offer.model.learn(evidence, before, accepted)
                 hit = judged.get(id(offer), (offer, False))[1]

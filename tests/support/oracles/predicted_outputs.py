@@ -11,7 +11,7 @@ class PredictedOutputs:
     def __init__(self, prediction: Sequence[int], recovery: int) -> None:
         self.prediction = list(prediction)
         self.recovery = recovery
-        self.next: int | None = 0  # the place in the prediction; None while recovering
+        self.next: int | None = 0  # the position in the prediction; None while recovering
         self.since: list[int] = []  # what was emitted since the output left the prediction
 
     def advance(self, token: int) -> None:

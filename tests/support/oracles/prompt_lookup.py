@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def prompt_lookup(text: Sequence[int], max_ngram: int, num_tokens: int) -> list[int]:
-    """What follows the leftmost earlier occurrence of the longest n-gram that ends `text`."""
+    """The tokens behind the leftmost earlier occurrence of the longest n-gram that ends `text`."""
     size = len(text)
     for ngram in range(min(max_ngram, size - 1), 0, -1):
         for begin in range(size - ngram):

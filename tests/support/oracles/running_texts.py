@@ -1,4 +1,4 @@
-"""What running requests have written, for others to draft from: lists and searches."""
+"""Text that running requests have written, for others to draft from: lists and searches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RunningTexts:
 
     def __init__(self) -> None:
         self.texts: dict[int, Text] = {}
-        self.entered: list[tuple[int, int]] = []  # request and index, as they came
+        self.entered: list[tuple[int, int]] = []  # request and index, as they arrived
 
     def add(self, request: int, prompt: Sequence[int]) -> None:
         self.texts[request] = Text(list(prompt), len(prompt), len(prompt))
@@ -67,7 +67,7 @@ class Others:
         for order in ORDERS:
             if order < least or links == 0 or len(found) >= most:
                 break
-            for place, (request, index) in reversed(list(enumerate(self.running.entered))):
+            for position, (request, index) in reversed(list(enumerate(self.running.entered))):
                 of = self.running.texts[request]
                 before = of.tokens[of.begin : index]
                 if order > len(text) or before[-order:] != list(text[-order:]):
@@ -82,13 +82,13 @@ class Others:
                 links -= 1
                 length = min(LONGEST, alike(before, text))
                 if length < longer:
-                    found.append(Occurrence(place, length, True))
+                    found.append(Occurrence(position, length, True))
                     found.sort(key=lambda occurrence: -occurrence.length)
                     del found[most:]
             longer = order
         return found
 
-    def read(self, place: int, most: int) -> np.ndarray:
-        request, index = self.running.entered[place]
+    def read(self, position: int, most: int) -> np.ndarray:
+        request, index = self.running.entered[position]
         text = self.running.texts[request]
         return np.array(text.tokens[index : min(index + most, text.entered)], dtype=np.int32)

@@ -38,8 +38,8 @@ class Samples(NamedTuple):
         return self._replace(log=self.log + new, held=self.held + new * bool(prompt))
 
     def outcomes(self, prompt: tuple[int, ...], tokens: list[int], begin: int) -> Iterator[Samples]:
-        """What may be after a document of a prompt, or of none, is added to a store that holds
-        what stands from `begin` on: after each decision there may be room enough."""
+        """The states that may be after a document of a prompt, or of none, is added to a store that
+        holds what stands from `begin` on: after each decision there may be room enough."""
         may_move = min(self.may_move + len(tokens), MOST_MOVED)
         now = Samples(self.log, tuple(e for e in self.held if e.start >= begin), may_move)
         moved: list[Sample] = []

@@ -1,4 +1,4 @@
-"""What the target's logits said may follow: a dictionary by slot, and best-first trees."""
+"""The tokens that may follow by the target's logits: a dictionary by slot, and best-first trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Successors:
         self.slots = slots
         self.table: dict[int, tuple[tuple[int, int], list[tuple[int, np.float32]]]] = {}
 
-    def place(self, context: tuple[int, int]) -> int:
+    def slot(self, context: tuple[int, int]) -> int:
         key = (context[0] % 2**32) << 32 | context[1]
         return ((key ^ key >> 29) * 0x9E3779B97F4A7C15 % 2**64 >> 32) % self.slots
 
@@ -24,15 +24,15 @@ class Successors:
         token_ids: Sequence[Sequence[int]],
         probabilities: Sequence[Sequence[float]],
     ) -> None:
-        for (before, last), ids, chances in zip(contexts, token_ids, probabilities, strict=True):
+        for (before, last), ids, values in zip(contexts, token_ids, probabilities, strict=True):
             known = ids.index(-1) if -1 in ids else len(ids)
-            follow = list(zip(ids[:known], map(np.float32, chances), strict=False))
+            follow = list(zip(ids[:known], map(np.float32, values), strict=False))
             for context in dict.fromkeys([(-1, last), (before, last)]) if last >= 0 else ():
-                self.table[self.place(context)] = context, follow
+                self.table[self.slot(context)] = context, follow
 
     def after(self, before: int, last: int) -> list[tuple[int, np.float32]]:
         for context in (before, last), (-1, last):
-            found = self.table.get(self.place(context))
+            found = self.table.get(self.slot(context))
             if found is not None and found[0] == context:
                 return found[1]
         return []
@@ -44,17 +44,20 @@ class Successors:
             return []
         likely = self.after(first, before) if before >= 0 else []
         rest = np.float32(1)
-        for token, chance in likely:
-            rest -= chance if token == last else np.float32(0)
+        for token, probability in likely:
+            rest -= probability if token == last else np.float32(0)
         expected: dict[int, np.float32] = {}
         runners_up = [
-            (token, min(np.float32(1), chance / max(rest, np.float32(1e-6))))
-            for token, chance in likely
+            (token, min(np.float32(1), probability / max(rest, np.float32(1e-6))))
+            for token, probability in likely
             if token != last
         ]
-        for token, chance in [*self.after(before, last), *runners_up]:
-            expected[token] = max(expected.get(token, chance), chance)
-        waiting = [(chance, last, token, -1, 1, chance) for token, chance in expected.items()]
+        for token, probability in [*self.after(before, last), *runners_up]:
+            expected[token] = max(expected.get(token, probability), probability)
+        waiting = [
+            (probability, last, token, -1, 1, probability)
+            for token, probability in expected.items()
+        ]
         nodes: list[tuple[int, int, float]] = []
         while len(nodes) < NODES:
             waiting = [each for each in waiting if each[0] >= LEAST]
@@ -66,7 +69,7 @@ class Successors:
             nodes.append((token, parent, float(confidence)))
             if depth < DEPTH:
                 waiting += [
-                    (path * chance, token, follower, len(nodes) - 1, depth + 1, chance)
-                    for follower, chance in self.after(parent_token, token)
+                    (path * probability, token, follower, len(nodes) - 1, depth + 1, probability)
+                    for follower, probability in self.after(parent_token, token)
                 ]
         return nodes

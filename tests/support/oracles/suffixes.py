@@ -1,4 +1,4 @@
-"""Where the ends of texts occur in them."""
+"""The positions where the ends of texts occur in them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def repeated_suffix(text: Sequence[int]) -> tuple[int, int, int]:
 
 
 def is_marked(text: Sequence[int], end: int, length: int) -> bool:
-    """Whether the suffix of `length` tokens that ends at `end` was marked when it was indexed.
+    """True if the suffix of `length` tokens that ends at `end` was marked when it was indexed.
 
     The suffixes fall into classes by where else they ended at the time. Only the LATEST_WALK
     classes of the longest ones were marked, the first of which is the whole text's, and the class

@@ -11,7 +11,7 @@ LAST_OF_BOTH, LENGTHS = 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
 
 
 def names(token: int, last: int, second: int, length: int, rival: int) -> list[int]:
-    """The places of a token behind `second` and `last`, by the classes of both match lengths."""
+    """The indices of a token's weights behind `second` and `last`, by both lengths' classes."""
     name, before, earlier = (
         (each + 2) * factor for each, factor in ((token, TOKEN), (last, LAST), (second, SECOND))
     )
@@ -28,15 +28,15 @@ def names(token: int, last: int, second: int, length: int, rival: int) -> list[i
         (before, both ^ alone),
     )
 
-    def place(line: int, other: int | None) -> int:
+    def index(line: int, other: int | None) -> int:
         high = line % 2**64 >> 48
         return high if other is None else high // 32 * 32 + (other % 2**64 >> 59)
 
-    return [place(*each) for each in hashes]
+    return [index(*each) for each in hashes]
 
 
 class TokenWeights:
-    """A table of so many weights, in parts of 1 / UNITS."""
+    """A table of `size` weights, in parts of 1 / UNITS."""
 
     RATE, UNITS, LARGEST = 0.12, 8192, 2**15 - 1
 
@@ -46,17 +46,17 @@ class TokenWeights:
 
     @classmethod
     def of(cls, store: Datastore, given: TokenWeights | None = None) -> TokenWeights | None:
-        """What the next request of the store gets, where the one before it got `given`."""
+        """The table of the store's next request, where the one before it got `given`."""
         sizes = [size for size in (1 << 14, 1 << 16) if size <= 12 * len(store)]
         if not sizes or (given and len(given.values) >= sizes[-1]):
             return given
         return cls(sizes[-1], given)
 
-    def weigh(self, places: Sequence[int]) -> float:
-        return sum(self.values[place % len(self.values)] for place in places) / self.UNITS
+    def weigh(self, indices: Sequence[int]) -> float:
+        return sum(self.values[index % len(self.values)] for index in indices) / self.UNITS
 
-    def learn(self, places: Sequence[int], error: float) -> None:
+    def learn(self, indices: Sequence[int], error: float) -> None:
         step = round(self.RATE * error * self.UNITS)
-        for place in places:
-            at = place % len(self.values)
+        for index in indices:
+            at = index % len(self.values)
             self.values[at] = max(-self.LARGEST, min(self.values[at] + step, self.LARGEST))

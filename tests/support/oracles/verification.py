@@ -104,7 +104,7 @@ def walk(
     draft: Sequence[int],
     parents: Sequence[int],
 ) -> tuple[list[int], list[int], int]:
-    """What a request emits, its path and its status, from the text's last token on.
+    """The tokens that a request emits, its path and its status, from the text's last token on.
 
     choose(row, depth) is the target's token in a row of logits at that depth.
     """
@@ -132,28 +132,29 @@ def softmax(row: Row) -> list[float]:
     return [power / sum(powers) for power in powers]
 
 
-def keep_chances(
+def keep_probabilities(
     p: Sequence[Sequence[float]], q: Sequence[Sequence[float]], draft: Sequence[int]
 ) -> tuple[list[float], list[float], list[list[float]]]:
     """How a draft is verified.
 
     p: the target's distribution after each number of draft tokens; q: those that the tokens were
-    drawn from; draft: the tokens. Gives for each number of tokens, from 0: the chance that at least
-    these are kept, which is what is made true; the chance that the number is kept where no larger
-    one is; and the weights of the token that is recovered after it, after the whole draft p.
+    drawn from; draft: the tokens. Gives for each number of tokens, from 0: the probability that at
+    least these are kept, which is what is made true; the probability that the number is kept where
+    no larger one is; and the weights of the token that is recovered after it, after the whole draft
+    p.
     """
     at_least = [1.0]
     for j, token in enumerate(draft):
         at_least.append(min(1.0, at_least[-1] * p[j][token] / q[j][token]))
     nothing = [0.0] * len(p[0])
-    chances, residuals = [], []
+    probabilities, residuals = [], []
     for k, own, drawn in zip(at_least, p, [*q[: len(draft)], nothing], strict=False):
         pairs = zip(own, drawn, strict=True)
         residual = [a - b / k if k and a > b / k else 0.0 for a, b in pairs]
         left = sum(residual)
-        chances.append(1.0 if k == 1 else left / (left + 1 / k - 1) if left else 0.0)
+        probabilities.append(1.0 if k == 1 else left / (left + 1 / k - 1) if left else 0.0)
         residuals.append(residual)
-    return at_least, chances, residuals
+    return at_least, probabilities, residuals
 
 
 def reject(
@@ -164,7 +165,7 @@ def reject(
     position: int,
     options: Sequence[float],
 ) -> tuple[list[int], int]:
-    """What a request emits of a draft that was drawn, and its status."""
+    """The tokens that a request emits of a draft that was drawn, and its status."""
 
     def drawn(j: int) -> bool:
         row, q = rows[j], distributions[j]
@@ -182,11 +183,12 @@ def reject(
         p = [[weight / sum(row) for weight in row] for row in of_rows]
         # After the end any distribution does: all of it is left.
         p.append([1.0] + [0.0] * (len(rows[0]) - 1))
-        _, chances, residuals = keep_chances(p, distributions, draft[:end])
+        _, probabilities, residuals = keep_probabilities(p, distributions, draft[:end])
         last = max(
             j
-            for j, chance in enumerate(chances)
-            if j == 0 or (chance > 0 and noise(seed, position, ACCEPT, j) > -math.log(chance))
+            for j, probability in enumerate(probabilities)
+            if j == 0
+            or (probability > 0 and noise(seed, position, ACCEPT, j) > -math.log(probability))
         )
         if last < end:
             residual = residuals[last] if max(residuals[last]) > 0 else p[last]
