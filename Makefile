@@ -48,8 +48,8 @@ export PIP_CONSTRAINT := $(abspath constraints/main.txt)
 # For what newer versions of pip install to build a package with.
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_ROOT_USER_ACTION := ignore
-# Most of what is installed is never imported. The first import of a module compiles it, and keeps that.
-PIP_INSTALL := pip install -q --no-compile
+# It leaves compiling to the first import of a module: most of what is installed is never imported.
+INSTALL := python $(CURDIR)/tools/uv.py pip install -q
 unexport PYTHONDONTWRITEBYTECODE
 say = @echo "::: $(1)"
 # Ninja would share out the jobs of a make -j, whose pipes it does not get.
@@ -141,7 +141,7 @@ test-compiled: $(VENV)/.test-all
 	$(PYTEST) --dist loadgroup tests/kernels_compiled
 
 test-oldest: $(VENV)/.test-all ## Run the Hugging Face tests with the oldest transformers allowed
-	PIP_CONSTRAINT= $(PIP_INSTALL) --no-deps --upgrade --target build/transformers-oldest \
+	PIP_CONSTRAINT= $(INSTALL) --no-deps --upgrade --target build/transformers-oldest \
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) -m "not any_transformers" $(OLDEST_TESTS)
 
@@ -205,7 +205,7 @@ package: build/dist/.stamp ## Try the wheel, the sdist and commands in environme
 	  && $(FAST_BUILD) pip --python build/clean install -qq --no-compile $$file \
 	  && (cd build/clean && bin/python -W error ../../tests/package/package_smoke.py) || exit 1; \
 	done
-	pip --python build/clean install -qq --no-compile 'fastdraft[cli]'
+	$(INSTALL) --python build/clean 'fastdraft[cli]'
 	cd build/clean && FASTDRAFT_UNOPTIMISED=1 bin/python -W error ../../tests/package/package_smoke.py
 
 rehearsal: $(VENV)/.tools $(VENV)/.release ## Rehearse a release on this machine: build/rehearsal
@@ -234,7 +234,7 @@ plots: $(VENV)/.bench ## Draw the documentation's images from the committed resu
 LIVE ?= --rows 1 4 16 --prompt-tokens 256 --new-tokens 64 --workloads recorded \
   --serve "--dtype float32 --enforce-eager --distributed-executor-backend uni"
 bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's server on DATA
-	cd build/hosts/vllm && $(INSTALL_WHEEL)
+	$(INSTALL_WHEEL) --python build/hosts/vllm
 	export PYTHONPATH=$$(python bench/baselines.py) $(DEMO_MODEL) && \
 	  OMP_WAIT_POLICY=passive VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
 	  OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 \
@@ -266,7 +266,7 @@ docs-links: $(VENV)/.docs ## Check that the documentation's links to other sites
 clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)
 
-$(VENV)/.python:
+$(VENV)/.python: tools/uv.py
 	@$(PYTHON) -c 'import sys; version = sys.version.split()[0]; \
 	  sys.version_info >= (3, 10) or sys.exit("fastdraft needs Python 3.10 or newer, got " + version); \
 	  sys.version_info < (3, 15) or print("constraints/ was made for Python 3.10 to 3.14, and this is " \
@@ -274,19 +274,18 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv,an environment for Python)
 	$(call say,An environment for Python in $(VENV))
 	@$(PYTHON) -m venv $(VENV)
-	@# The pip that an older Python brings knows no dependency groups.
-	@$(PIP_INSTALL) --upgrade pip
+	@pip install -q uv
 	@touch $@
 
 $(VENV)/.tools: $(VENV)/.python tools/build.txt constraints/main.txt
 	@command -v c++ >/dev/null || $(call install,g++,a compiler for the C++ core)
 	@$(PYTHON) -c '$(HAS_PYTHON_H)' || $(call install,python3-dev,headers for the C++ module)
 	$(call say,What builds the package: 45 MB)
-	@$(PIP_INSTALL) -r tools/build.txt
+	@$(INSTALL) -r tools/build.txt
 	@touch $@
 
 $(VENV)/.release: $(VENV)/.python tools/release.txt constraints/main.txt
-	$(PIP_INSTALL) -r tools/release.txt
+	$(INSTALL) -r tools/release.txt
 	touch $@
 
 # The next two are looked for each time, so no file says that something is there which is not.
@@ -305,10 +304,10 @@ $(VENV)/.torch: $(VENV)/.python constraints/main.txt
 	$(call say,PyTorch $(TORCH): 190 MB where no GPU is)
 	@python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null || \
 	if [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then \
-	  $(PIP_INSTALL) torch==$(TORCH); \
+	  $(INSTALL) torch==$(TORCH); \
 	else \
-	  $(PIP_INSTALL) torch==$(TORCH)+cpu 2>/dev/null || \
-	  $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; \
+	  $(INSTALL) torch==$(TORCH)+cpu 2>/dev/null || \
+	  $(INSTALL) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; \
 	fi
 	@touch $@
 
@@ -316,7 +315,7 @@ $(VENV)/.torch: $(VENV)/.python constraints/main.txt
 # `pip install .` may run beside it.
 $(VENV)/.editable: pyproject.toml | $(VENV)/.tools
 	$(call say,Compiling the C++ module: two minutes)
-	@$(ALONE) env -u PIP_BUILD_CONSTRAINT $(PIP_INSTALL) --no-build-isolation --no-deps --editable .
+	@$(ALONE) env -u PIP_BUILD_CONSTRAINT pip install -q --no-compile --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # After an edit only what it concerns is compiled again. Benchmarks measure what wheels hold, which
@@ -333,14 +332,14 @@ $(VENV)/.core: $(CORE_FILES) | $(VENV)/.editable
 $(VENV)/.package: pyproject.toml constraints/main.txt $(CORE_FILES)
 	@$(MAKE) --no-print-directory -j 2 $(VENV)/.core $(VENV)/.torch
 	@[ -e $@ ] && [ $@ -nt pyproject.toml ] && [ $@ -nt constraints/main.txt ] \
-	  || { echo "::: transformers and what else the demo needs: 45 MB"; $(PIP_INSTALL) 'fastdraft[demo]'; }
+	  || { echo "::: transformers and what else the demo needs: 45 MB"; $(INSTALL) 'fastdraft[demo]'; }
 	@touch $@
 
 # The groups of pyproject.toml.
 $(VENV)/.test $(VENV)/.test-all $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: pyproject.toml \
     constraints/main.txt | $(VENV)/.package
 	$(call say,The packages of $(patsubst .%,%,$(notdir $@)))
-	@$(PIP_INSTALL) --group $(patsubst .%,%,$(notdir $@))
+	@$(INSTALL) --group $(patsubst .%,%,$(notdir $@))
 	@touch $@
 
 build/gpu/site/.stamp: $(PACKAGE_FILES)

@@ -14,9 +14,10 @@ import re
 import subprocess
 import sys
 import venv
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 # llama.cpp for processors of any kind, without vision models. llama_cpp.cmake says the rest.
 LLAMA_CPP = (
@@ -33,22 +34,21 @@ for line in requires({!r}):
 
 def make(host: str, folder: Path) -> None:
     """Makes the environment of `host` in `folder`."""
-    venv.create(folder, clear=True, with_pip=False)  # pip is among what it sees
+    venv.create(folder, clear=True, with_pip=False)
     python = folder / "bin" / "python"
     [packages] = folder.glob("lib/python*/site-packages")
     own = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "shared.pth").write_text("\n".join(own))
-
-    # Python compiles what is imported; compiling everything takes longer.
-    os.environ["PIP_NO_COMPILE"] = "1"
     os.environ["CMAKE_ARGS"] = LLAMA_CPP
-    constraints = Path(__file__).parents[2] / "constraints" / f"{host}.txt"
-    os.environ["PIP_CONSTRAINT"] = str(constraints)
+    os.environ["PIP_CONSTRAINT"] = str(ROOT / "constraints" / f"{host}.txt")
+
+    def uv(*arguments: str | Path) -> str:
+        command = [sys.executable, ROOT / "tools" / "uv.py", "pip", *arguments]
+        return subprocess.check_output([*command, "--quiet", "--python", python], text=True)
 
     def install(packages: list[str], *options: str) -> None:
         if packages:
-            command = [python, "-m", "pip", "install", "-qq", "--no-warn-conflicts", *options]
-            subprocess.run([*command, *packages], check=True)
+            uv("install", "--no-deps", *options, *packages)
 
     lines = (Path(__file__).parent / "requirements" / f"{host}.txt").read_text().splitlines()
     listed = [line.partition("#") for line in lines if line and not line.startswith("#")]
@@ -57,13 +57,24 @@ def make(host: str, folder: Path) -> None:
     if sys.platform == "linux" and not version("torch").endswith("+cpu"):
         release = version("torch").partition("+")[0]
         install([f"torch=={release}+cpu"], "--extra-index-url", TORCH_INDEX)
-    install(alone, "--no-deps")
+    install(alone)
     for package, _, remark in listed:
         if remark.strip() == "without torch":
             [name, *_] = re.split(r"[^\w.-]", package)
             source = REQUIRED.format(name)
             others += subprocess.check_output([python, "-c", source], text=True).splitlines()
-    install(others)
+    wanted, torch = folder / "wanted.txt", folder / "torch.txt"
+    wanted.write_text("\n".join(others))
+    torch.write_text("torch\ntorchaudio\ntorchvision\n")  # for a CPU it needs less than the others
+    pins = uv("compile", wanted, "--excludes", torch, "--no-annotate", "--no-header").splitlines()
+    install([pin for pin in pins if not is_shared(*pin.split("=="))])
+
+
+def is_shared(name: str, release: str) -> bool:
+    try:
+        return version(name).partition("+")[0] == release
+    except PackageNotFoundError:
+        return False
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ SGLANG_OLDER := sglang-0.5.12
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
   'from fastdraft.demo import ensure_model; print(ensure_model())')"
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
-INSTALL_WHEEL = bin/python -m pip install -qq --no-deps --force-reinstall $(CURDIR)/build/dist/*.whl
+INSTALL_WHEEL = $(INSTALL) --no-deps --reinstall build/dist/*.whl
 
 .PHONY: test-hosts $(HOSTS:%=test-%)
 
 test-hosts: $(HOSTS:%=test-%) ## Run the adapters in real serving stacks
 
 $(HOSTS:%=test-%): test-%: build/hosts/%/.ready build/dist/.stamp
-	cd build/hosts/$* && $(INSTALL_WHEEL)
+	$(INSTALL_WHEEL) --python build/hosts/$*
 	$(DEMO_MODEL) build/hosts/$*/bin/python -m pytest -n $(JOBS) --dist loadgroup --durations 12 \
 	  tests/hosts/test_$(subst -,_,$*)*.py
 

@@ -6,7 +6,9 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,7 @@ class Machine:
             (self.clone / name).mkdir(parents=True)
         for name in ("Makefile", "tests/hosts/hosts.mk", "tools/build.txt", "constraints/main.txt"):
             shutil.copy(ROOT / name, self.clone / name)
+        (self.clone / "tools" / "uv.py").touch()
         (self.clone / ".venv" / "bin").mkdir(parents=True)
         (self.clone / ".venv" / ".python").touch()
         self.log = folder / "log"
@@ -111,7 +114,7 @@ def test_a_failed_installation_is_no_success(
     told, reason = printed.index(f"Installing {package} with apt-get: {purpose}\n"), REASON
     assert told < printed.index(reason)
     machine.tool("apt-get", f'echo "$@" >> {machine.log}')
-    machine.tool("pip", "exit 0")
+    machine.tool("python", "exit 0")
     worked, _ = machine.make(goal)
     assert worked
     assert [call.split()[-1] for call in machine.calls] == ["update", package]
@@ -133,18 +136,18 @@ def test_who_may_not_install_is_told(tmp_path: Path, goal: str, package: str, pu
 def test_nothing_is_installed_where_a_compiler_is(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.tool("c++", "exit 0")
-    machine.tool("pip", f'echo "pip $@, $PIP_CONSTRAINT" >> {machine.log}')
+    machine.tool("python", f'echo "$@, $PIP_CONSTRAINT" >> {machine.log}')
     worked, printed = machine.make(".venv/.tools")
     assert worked, printed
-    constraints = machine.clone / "constraints" / "main.txt"
-    assert machine.calls == [f"pip install -q --no-compile -r tools/build.txt, {constraints}"]
+    uv, constraints = machine.clone / "tools" / "uv.py", machine.clone / "constraints" / "main.txt"
+    assert machine.calls == [f"{uv} pip install -q -r tools/build.txt, {constraints}"]
     assert (machine.clone / ".venv" / ".tools").exists()
 
 
-def test_a_failed_pip_leaves_no_stamp(tmp_path: Path) -> None:
+def test_a_failed_installation_leaves_no_stamp(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     machine.tool("c++", "exit 0")
-    machine.tool("pip", "echo 'ERROR: No space left on device' >&2; exit 1")
+    machine.tool("python", "echo 'ERROR: No space left on device' >&2; exit 1")
     worked, printed = machine.make(".venv/.tools")
     assert not worked and "No space left on device" in printed
     assert not (machine.clone / ".venv" / ".tools").exists()
@@ -152,13 +155,38 @@ def test_a_failed_pip_leaves_no_stamp(tmp_path: Path) -> None:
 
 def test_pytorch_for_gpus_is_never_taken_on_a_machine_without_one(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
-    machine.tool("python", "exit 1")
-    machine.tool("pip", f'echo "$@" >> {machine.log}; exit 1')
+    machine.tool("python", f'echo "$@" >> {machine.log}; exit 1')
     worked, _ = machine.make(".venv/.torch")
     assert not worked
-    assert len(machine.calls) == 2
-    assert all(call.endswith("+cpu") for call in machine.calls)
+    looked, *installed = machine.calls
+    assert "import torch" in looked and len(installed) == 2
+    assert all(call.endswith("+cpu") for call in installed)
     assert not (machine.clone / ".venv" / ".torch").exists()
+
+
+def test_packages_come_from_where_pip_is_configured_to_look(tmp_path: Path) -> None:
+    """A variable wins, as with pip."""
+    name, about = "fastdraft_none", "fastdraft_none-1.0.dist-info"
+    (tmp_path / "found").mkdir()
+    with zipfile.ZipFile(tmp_path / "found" / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    file = tmp_path / "pip.conf"
+    links = f"{ROOT}/docs {tmp_path}/found"
+    file.write_text(f"[global]\nfind-links = {links}\n[install]\nno-index = true\n")
+    others = {key: value for key, value in os.environ.items() if key[:3] not in {"PIP", "UV_"}}
+    for variables in ({"PIP_FIND_LINKS": f"{ROOT}/docs"}, {}):
+        target = tmp_path / "target"
+        done = subprocess.run(
+            [sys.executable, ROOT / "tools" / "uv.py", "pip", "install", "--target", target, name],
+            env=others | variables | {"PIP_CONFIG_FILE": str(file)},
+            capture_output=True,
+            check=False,
+        )
+        found = (target / f"{name}.py").exists()
+        assert (done.returncode == 0) == found == (not variables), done.stderr
 
 
 def test_the_second_make_waits_for_the_first(tmp_path: Path) -> None:
