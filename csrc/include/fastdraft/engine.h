@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -195,8 +196,9 @@ class FASTDRAFT_EXPORT Engine {
 
   std::unique_ptr<Request> remove(RequestId id);
   std::int32_t guess(Request& request, std::int32_t limit, float least, const RowOffers* offers);
-  template <typename Visit>
-  void visit_guesses(const RequestId* ids, std::int64_t rows, Visit visit);
+  // A row and its request, which is locked; null where none of this id is running.
+  using VisitRow = std::function<void(std::int64_t row, Request* request)>;
+  void visit_guesses(const RequestId* ids, std::int64_t rows, const VisitRow& visit);
   void check_kind(OfferKind kind) const;
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   const RowOffers* read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
