@@ -93,7 +93,7 @@ test: ## Run the quick tests: C++, kernels, Python, docs
 	@$(MAKE) --no-print-directory -j 2 test-cpp $(VENV)/.test
 	@$(MAKE) --no-print-directory test-kernels test-python
 
-# What `make test` leaves out, the longest first: .ci/run takes two at a time.
+# What `make test` leaves out, the longest first: .ci/run takes three at a time.
 REST := test-slow test-vllm test-compiled test-tsan test-oldest test-interpreted test-install \
   test-llama-cpp test-sglang test-other-cpu $(filter-out %-vllm %-llama-cpp %-sglang,$(HOSTS:%=test-%))
 test-all: test ## Run all tests: every model family, compiled kernels, real hosts
