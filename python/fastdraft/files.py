@@ -1,20 +1,14 @@
-"""Files on this machine: temporary folders that outlast no process for long, locks, digests."""
+"""Folders on this machine: of what can be made anew, and ones that outlast no process for long."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-__all__ = ["TemporaryFolder", "cache_directory", "lock", "sha256"]
+__all__ = ["TemporaryFolder", "cache_directory"]
 
 
 class TemporaryFolder:
@@ -44,7 +38,7 @@ class TemporaryFolder:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
             try:
-                self._lock = lock(self.path, os.O_RDONLY)
+                self._lock = _locked(self.path)
             except (BlockingIOError, FileNotFoundError):
                 continue
             if self.path.exists():
@@ -62,12 +56,6 @@ class TemporaryFolder:
         if held is not None:
             os.close(held)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def cache_directory() -> Path:
     """The folder of what can be made anew: `FASTDRAFT_CACHE`, else in the user's cache."""
@@ -80,28 +68,17 @@ def cache_directory() -> Path:
     return Path(platformdirs.user_cache_dir("fastdraft"))
 
 
-def lock(path: Path, flags: int) -> int | None:
-    """Locks a file or a folder for this process, until it closes the descriptor or ends.
-
-    Anybody may have put anything into a shared folder such as /tmp: links and FIFOs are refused,
-    and not waited for.
-
-    Args:
-        path: What to lock.
-        flags: How to open it, as for `os.open`; a new file is for its owner alone.
+def _locked(folder: Path) -> int | None:
+    """Locks a folder for this process, until it closes the descriptor or ends.
 
     Returns:
-        The descriptor; None on a disk without such locks, as some network disks.
+        The descriptor; None on a disk without such locks.
 
     Raises:
         BlockingIOError: Another process has the lock.
-        OSError: The path cannot be opened, or is refused.
+        OSError: It cannot be opened, or is no folder: in /tmp anybody may have put anything there.
     """
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    mode = os.fstat(descriptor).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        os.close(descriptor)
-        raise PermissionError(f"{path} is neither a file nor a folder")
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -113,18 +90,9 @@ def lock(path: Path, flags: int) -> int | None:
     return descriptor
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, 64 hexadecimal digits. Raises OSError."""
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            content.update(piece)
-    return content.hexdigest()
-
-
 def _remove_dead(folder: Path) -> None:
     try:
-        held = lock(folder, os.O_RDONLY)
+        held = _locked(folder)
     except OSError:
         return  # in use, another user's, or gone
     if held is not None:

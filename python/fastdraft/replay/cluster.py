@@ -6,13 +6,11 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastdraft.errors import InvalidValueError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["Cluster"]
 
@@ -23,7 +21,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """A Ray cluster, which runs a function for many items on all of its nodes.
 
     Ray schedules the tasks, moves what they return, and runs a task again where its node is lost.
@@ -84,9 +82,6 @@ class Cluster:
     def close(self) -> None:
         """Leaves the cluster, which goes on."""
         self._ray.shutdown()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,6 @@ from numpy.typing import NDArray
 from fastdraft.replay.lines import RecordError, family_files, parse_lines, short
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from fastdraft.replay.calls import Reader
 
 __all__ = [
@@ -73,7 +72,7 @@ class Record:
     session: str | None = None
 
 
-class RecordWriter:
+class RecordWriter(AbstractContextManager["RecordWriter"]):
     """Appends records to a JSON lines file. Thread-safe.
 
     Each record is in the file when `append` returns, so an interrupted process loses none; what
@@ -118,9 +117,6 @@ class RecordWriter:
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
