@@ -58,7 +58,7 @@ def align(batch: Alignment, output: Aligned) -> Aligned:
 
 def plain(batch: Alignment, output: Aligned) -> Aligned:
     """The definition, row by row: it reads the operands back."""
-    texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
+    texts, trees, idx_mapping, num_sampled, scan, vocabulary, head = batch
     token_ids, lengths, numbers, limits = (each.numpy(force=True) for each in texts)
     bases, counts, *nodes, tree_numbers = (each.numpy(force=True) for each in trees)
     by_match = scan.probabilities.tolist()
@@ -79,9 +79,7 @@ def plain(batch: Alignment, output: Aligned) -> Aligned:
         foreign = (at for at, (token, _) in enumerate(draft) if not 0 <= token < vocabulary)
         draft = draft[: next(foreign, len(draft))]
         ids, probabilities = [token for token, _ in draft], [each for _, each in draft]
-        after = padding
-        if after is None:
-            after = max(int(text[-1]), 0) if len(text) else 0
+        after = max(int(text[-1]), 0) if len(text) else 0
         counted = drafted = len(draft)
         both: list[int] = []
         if head is not None:
@@ -288,16 +286,15 @@ def _expected(probabilities, there, at, slot):
 
 
 @jit(
-    do_not_specialize=("capacity", "longest", "text_stride", "nodes", "vocabulary", "padding"),
+    do_not_specialize=("capacity", "longest", "text_stride", "nodes", "vocabulary"),
     do_not_specialize_on_alignment=("idx_mapping", "num_sampled"),
 )
 def align_kernel(
     idx_mapping, num_sampled, texts, trees, by_match, head, output,
-    capacity, longest, text_stride, nodes, vocabulary, padding,
+    capacity, longest, text_stride, nodes, vocabulary,
     LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, REACH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
-    TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, PAD_WITH_LAST: tl.constexpr,
-    BINS: tl.constexpr, WIDTH: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, BINS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     entry = tl.load(idx_mapping + program).to(tl.int64)
@@ -361,10 +358,8 @@ def align_kernel(
 
     known = (ids >= 0) & (ids < vocabulary)
     drafted = tl.minimum(drafted, tl.min(tl.where(known, SLOTS, slot)))
-    if PAD_WITH_LAST:
-        padding = tl.maximum(row.last, 0)
     after = program.to(tl.int64) * LOOKAHEAD + slot
-    drawn = tl.where(slot < drafted, ids, padding)
+    drawn = tl.where(slot < drafted, ids, tl.maximum(row.last, 0))
     probabilities = tl.where(slot < drafted, probabilities, 0.0)
     total = drafted
     end = output.ends + program.to(tl.int64) * WIDTH
@@ -397,7 +392,7 @@ def align_kernel(
 
 def launch(batch: Alignment, output: Aligned) -> Aligned:
     """The same in one launch."""
-    texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
+    texts, trees, idx_mapping, num_sampled, scan, vocabulary, head = batch
     capacity, longest = texts.token_ids.shape
     nodes = trees.token_ids.shape[1]
     lookahead = output.token_ids.shape[1]
@@ -418,7 +413,6 @@ def launch(batch: Alignment, output: Aligned) -> Aligned:
             texts.token_ids.stride(0),
             nodes,
             vocabulary,
-            0 if padding is None else padding,
             LOOKAHEAD=lookahead,
             SLOTS=next_power_of_2(lookahead),
             NODES=next_power_of_2(nodes),
@@ -429,7 +423,6 @@ def launch(batch: Alignment, output: Aligned) -> Aligned:
             BLOCK=config.scan_block(scan.window),
             TAIL=tail,
             TAIL_BLOCK=next_power_of_2(tail),
-            PAD_WITH_LAST=padding is None,
             BINS=bins,
             WIDTH=width,
             num_warps=config.WARPS,

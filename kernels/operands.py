@@ -221,11 +221,10 @@ class Alignment(NamedTuple):
     """A batch to draft for.
 
     idx_mapping: integer (rows,), each row's index in `texts` and `trees`; a row whose index is
-        outside drafts nothing, and is padded with 0 where `padding` is None.
+        outside drafts nothing, and is padded with 0.
     num_sampled: integer (rows,), the tokens that each row has just emitted; one with 0 drafts
         nothing.
     vocabulary: a draft ends before the first token outside [0, vocabulary).
-    padding: what stands after each draft's end; None for the text's last token.
     head: the drafts of a head, of which a row takes the better one; None without a head.
     """
 
@@ -235,7 +234,6 @@ class Alignment(NamedTuple):
     num_sampled: Tensor
     scan: Scan
     vocabulary: int
-    padding: int | None
     head: Head | None = None
 
 

@@ -12,7 +12,6 @@ back, so a call may be captured in a CUDA graph. Elsewhere, and without Triton, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -33,15 +32,14 @@ from fastdraft.verification.checks import INTEGER_TYPES, check_tensor
 
 __all__ = ["Aligned", "Aligner", "Head", "Texts", "Trees", "width_beside_head"]
 
-PROBABILITIES: Final = (
+_PROBABILITIES: Final = (
     *(0.05, 0.23, 0.47, 0.57, 0.64, 0.69, 0.70, 0.72, 0.73),
     *(0.77, 0.79, 0.80, 0.83, 0.84, 0.84, 0.85, 0.90),
 )
 """The probability of the next token after a repetition of 0 (an edit), 1, 2, ... tokens: the mean
 of recorded requests of many kinds."""
-
-_LONGEST_MATCH: Final = 32
-_WINDOW_BITS: Final = 20
+_WINDOW: Final = 4096
+"""How many positions before the text's last are looked at for a repetition."""
 
 
 class Aligner:
@@ -52,16 +50,7 @@ class Aligner:
         max_rows: the most rows of a batch.
         lookahead: the longest draft.
         vocabulary: the target's tokens; a draft ends before the first one outside.
-        dtype: of the drafts, int32 or int64.
         tail: how many of each text's last tokens `Aligned.ends` has.
-        padding: what stands after the end of a draft; None for the text's last token.
-        reach: the most tokens that a text may have grown by since its tree was made; by default
-            what two steps emit at most.
-        window: how many positions before the text's last are looked at for a repetition.
-        probabilities: the probability of the next token after a repetition of 0, 1, 2, ... tokens.
-            Longer ones are not looked for. 0 stands for an edit: the last token instead of
-            another.
-        shortest: the fewest tokens of a repetition.
         beside_head: whether calls have a `Head`, whose drafts are taken where they are better.
 
     Raises:
@@ -75,40 +64,26 @@ class Aligner:
         max_rows: int,
         lookahead: int,
         vocabulary: int,
-        dtype: torch.dtype = torch.int64,
         tail: int = 1,
-        padding: int | None = None,
-        reach: int | None = None,
-        window: int = 4096,
-        probabilities: Sequence[float] = PROBABILITIES,
-        shortest: int = 1,
         beside_head: bool = False,
     ) -> None:
-        reach = 2 * (lookahead + 1) if reach is None else reach
         for name, value, most in (
             ("max_rows", max_rows, 1 << 20),
-            ("lookahead", lookahead, 1 << 10),
+            ("lookahead", lookahead, 511),
             ("vocabulary", vocabulary, 1 << 31),
             ("tail", tail, 1 << 10),
-            ("reach", reach, 1 << 10),
-            ("probabilities' length", len(probabilities), _LONGEST_MATCH + 1),
-            ("shortest", shortest, max(len(probabilities) - 1, 1)),
-            ("window", window, 1 << _WINDOW_BITS),
         ):
             if not 1 <= value <= most:
                 raise InvalidValueError(f"{name} must be from 1 to {most}, got {value}")
-        if dtype not in INTEGER_TYPES:
-            raise InvalidValueError(f"dtype must be torch.int32 or torch.int64, got {dtype}")
-        if not all(0 <= probability <= 1 for probability in probabilities):
-            raise InvalidValueError(f"probabilities must be from 0 to 1, got {probabilities}")
         self._vocabulary = vocabulary
-        self._padding = padding
-        weights = torch.tensor(probabilities, dtype=torch.float32, device=device)
-        self._scan = Scan(weights, shortest, window, reach)
+        probabilities = torch.tensor(_PROBABILITIES, dtype=torch.float32, device=device)
+        # The most that two steps emit.
+        reach = 2 * (lookahead + 1)
+        self._scan = Scan(probabilities, shortest=1, window=_WINDOW, reach=reach)
         self._beside_head = beside_head
         width = 3 + (width_beside_head(lookahead) if beside_head else 0) + tail
         self._output = Aligned(
-            torch.zeros(max_rows, lookahead, dtype=dtype, device=device),
+            torch.zeros(max_rows, lookahead, dtype=torch.int64, device=device),
             torch.zeros(max_rows, lookahead, dtype=torch.float32, device=device),
             torch.zeros(max_rows, dtype=torch.int32, device=device),
             torch.zeros(max_rows, width, dtype=torch.int32, device=device),
@@ -141,7 +116,7 @@ class Aligner:
 
         Raises:
             InvalidValueError: An operand has a wrong type, shape or device. Values are not looked
-                at; whatever they are, drafts are tokens of the vocabulary, or padding.
+                at; drafts are tokens of the vocabulary, or padding, the text's last token.
 
         O(rows * (nodes * (reach + lookahead) + window * longest repetition)) at the worst;
         `kernels/align.py` defines it.
@@ -157,7 +132,6 @@ class Aligner:
             num_sampled,
             self._scan,
             self._vocabulary,
-            self._padding,
             head,
         )
         return align(batch, output)
