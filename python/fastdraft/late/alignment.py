@@ -150,8 +150,13 @@ class Aligner:
                 f"head must be given with beside_head=True alone, got {head} with "
                 f"{self._beside_head}"
             )
-        int32 = (torch.int32,)
+        int32, float32 = (torch.int32,), (torch.float32,)
         check_tensor("texts.token_ids", texts.token_ids, int32, dimensions=2)
+        if texts.token_ids.stride(1) != 1:
+            raise InvalidValueError(
+                "texts.token_ids must have the tokens of a row side by side, got strides "
+                f"{texts.token_ids.stride()}"
+            )
         slots = len(texts.token_ids)
         check_tensor("trees.token_ids", trees.token_ids, int32, dimensions=2)
         nodes = (slots, trees.token_ids.shape[1])
@@ -166,7 +171,6 @@ class Aligner:
                 f"idx_mapping must have at most max_rows {len(self._output.counts)} rows, got "
                 f"{rows}"
             )
-        float32 = (torch.float32,)
         lookahead = self._output.token_ids.shape[1]
         of_head: list[tuple[str, Tensor, Any, tuple[int, ...]]] = []
         if head is not None:
@@ -176,7 +180,9 @@ class Aligner:
                 ("head.acceptance", head.acceptance, float32, (lookahead,)),
                 ("head.first", head.first, float32, (2, max(head.first.shape[1], 1))),
             ]
+        device = self._output.counts.device
         for name, value, dtypes, shape in (
+            ("texts.token_ids", texts.token_ids, int32, texts.token_ids.shape),
             ("texts.lengths", texts.lengths, int32, (slots,)),
             ("texts.requests", texts.requests, int32, (slots,)),
             ("texts.limits", texts.limits, int32, (slots,)),
@@ -193,21 +199,9 @@ class Aligner:
             check_tensor(name, value, dtypes, dimensions=len(shape))
             if value.shape != shape:
                 raise InvalidValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
-            if not value.is_contiguous():
+            # The host's own buffer of texts may have rows apart.
+            if value is not texts.token_ids and not value.is_contiguous():
                 raise InvalidValueError(f"{name} must be contiguous, got strides {value.stride()}")
-        if texts.token_ids.stride(1) != 1:
-            raise InvalidValueError(
-                "texts.token_ids must have the tokens of a row side by side, got strides "
-                f"{texts.token_ids.stride()}"
-            )
-        device = self._output.counts.device
-        for name, value in (
-            *((f"texts.{field}", getattr(texts, field)) for field in Texts._fields),
-            *((f"trees.{field}", getattr(trees, field)) for field in Trees._fields),
-            ("idx_mapping", idx_mapping),
-            ("num_sampled", num_sampled),
-            *(each[:2] for each in of_head),
-        ):
             if value.device != device:
                 raise InvalidValueError(f"{name} must be on {device}, got {value.device}")
         return rows

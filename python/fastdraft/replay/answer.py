@@ -3,7 +3,7 @@ page show alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -87,8 +87,6 @@ def families_table(results: Sequence[ReplayResult]) -> Table:
 def gpu_table(
     families: Mapping[str, Sequence[Record]],
     models: Sequence[str] = tuple(MODELS),
-    *,
-    on_request: Callable[[str, int], object] | None = None,
 ) -> Table:
     """For each GPU, model and `AT_ONCE` the speed at its computed cost, each replayed.
 
@@ -108,7 +106,7 @@ def gpu_table(
                 setting = settings_of(token_costs=[drafts])
             else:
                 setting = settings_of(curve=drafts)
-            [known[drafts, at_once]] = replay(setting, some, at_once=at_once, on_request=on_request)
+            [known[drafts, at_once]] = replay(setting, some, at_once=at_once)
         return speed_of(known[drafts, at_once].priced(curve))
 
     def cell(name: str, gpu: str, at_once: int) -> str:
