@@ -26,6 +26,8 @@ from inference_server import CHAT, InferenceServer, chat, content
 
 JSON_TYPE = (b"content-type", b"application/json")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+COUNTS = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+"""Of an `InferenceServer` that was given no others."""
 
 
 @dataclass
@@ -83,6 +85,21 @@ def ask(
 
 def request(prediction=None, **fields) -> dict:
     return chat(**fields) if prediction is None else chat(**fields, prediction=prediction)
+
+
+def refused(**fields) -> dict:
+    """The error that a request gets before the server has read it."""
+    server = InferenceServer()
+    got = ask(PredictionMiddleware(server), request(**fields))
+    error = got.json()["error"]
+    assert (got.status, error["type"], error["code"]) == (400, "BadRequestError", 400)
+    assert server.disconnected.is_set() and server.asked == []
+    return error
+
+
+def usage_of(server: InferenceServer, **fields) -> dict:
+    """The usage in the answer to a request with a prediction."""
+    return ask(PredictionMiddleware(server), request(content("abc"), **fields)).json()["usage"]
 
 
 @pytest.fixture(autouse=True)
@@ -354,13 +371,8 @@ def test_nothing_is_read_before_the_application_asks() -> None:
     ],
 )
 def test_wrong_predictions_are_refused(prediction, message: str) -> None:
-    server = InferenceServer()
-    got = ask(PredictionMiddleware(server), request(prediction))
-    assert got.status == 400
-    error = got.json()["error"]
-    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "prediction", 400)
-    assert re.search(message, error["message"])
-    assert server.disconnected.is_set() and server.asked == []
+    error = refused(prediction=prediction)
+    assert error["param"] == "prediction" and re.search(message, error["message"])
 
 
 def test_an_application_that_reads_again_after_a_refusal_is_not_kept_waiting() -> None:
@@ -391,23 +403,14 @@ def test_an_application_that_reads_again_after_a_refusal_is_not_kept_waiting() -
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message: str) -> None:
-    server = InferenceServer()
-    got = ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
-    assert got.status == 400
-    error = got.json()["error"]
-    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "vllm_xargs", 400)
-    assert error["message"].startswith(message)
-    assert server.disconnected.is_set() and server.asked == []
+    error = refused(vllm_xargs=arguments)
+    assert error["param"] == "vllm_xargs" and error["message"].startswith(message)
 
 
 @pytest.mark.parametrize("name", ["fastdraft_remember", "prediction_token_ids", "fastdraft_"])
 def test_arguments_in_the_wrong_place_are_refused(name: str) -> None:
-    server = InferenceServer()
-    got = ask(PredictionMiddleware(server), request(**{name: False}))
-    assert got.status == 400
-    error = got.json()["error"]
+    error = refused(**{name: False})
     assert (error["message"], error["param"]) == (f'"{name}" belongs in vllm_xargs', name)
-    assert server.asked == []
 
 
 def test_predictions_have_an_end() -> None:
@@ -505,30 +508,27 @@ def test_disconnect_in_mid_body_reaches_the_application() -> None:
 # --- the answer ----------------------------------------------------------------------------------
 
 
-def test_counts_of_all_choices_are_added(folder: Path) -> None:
-    server = InferenceServer(Ledger(folder), counts=(1, 2))
-    got = ask(PredictionMiddleware(server), request(content("abc"), n=3))
-    details = got.json()["usage"]["completion_tokens_details"]
-    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6}
-
-
-def test_no_more_is_accepted_than_was_said(folder: Path) -> None:
-    server = InferenceServer(Ledger(folder), counts=(9, 0))
-    got = ask(PredictionMiddleware(server), request(content("abc")))
-    details = got.json()["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == USAGE["completion_tokens"]
+@pytest.mark.parametrize(
+    ("counts", "choices", "accepted", "rejected"),
+    [
+        ((1, 2), 3, 3, 6),  # those of all choices
+        ((9, 0), 1, USAGE["completion_tokens"], 0),  # no more than was said
+    ],
+)
+def test_counts_are_reported(
+    folder: Path, counts: tuple[int, int], choices: int, accepted: int, rejected: int
+) -> None:
+    server = InferenceServer(Ledger(folder), counts=counts)
+    assert usage_of(server, n=choices)["completion_tokens_details"] == {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": rejected,
+    }
 
 
 def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (
-        ask(PredictionMiddleware(InferenceServer()), request(content("abc"))).json()["usage"]
-        == USAGE
-    )
+    assert usage_of(InferenceServer()) == USAGE
     monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
-    assert (
-        ask(PredictionMiddleware(InferenceServer()), request(content("abc"))).json()["usage"]
-        == USAGE
-    )
+    assert usage_of(InferenceServer()) == USAGE
 
 
 def test_counts_that_cannot_arrive_are_warned_of_once(
@@ -557,18 +557,10 @@ def test_counts_of_the_server_itself_stand(folder: Path) -> None:
     own = {"reasoning_tokens": 1, "accepted_prediction_tokens": 3, "rejected_prediction_tokens": 0}
     server = InferenceServer(Ledger(folder))
     server.usage = {**USAGE, "completion_tokens_details": own}
-    got = ask(PredictionMiddleware(server), request(content("abc")))
-    assert got.json()["usage"]["completion_tokens_details"] == own
-    server.usage["completion_tokens_details"] = {
-        "reasoning_tokens": 1,
-        "accepted_prediction_tokens": None,
-    }
-    got = ask(PredictionMiddleware(server), request(content("abc")))
-    assert got.json()["usage"]["completion_tokens_details"] == {
-        "reasoning_tokens": 1,
-        "accepted_prediction_tokens": 4,
-        "rejected_prediction_tokens": 2,
-    }
+    assert usage_of(server)["completion_tokens_details"] == own
+    thought = {"reasoning_tokens": 1}
+    server.usage["completion_tokens_details"] = {**thought, "accepted_prediction_tokens": None}
+    assert usage_of(server)["completion_tokens_details"] == {**thought, **COUNTS}
 
 
 def test_half_a_character_is_passed_on(folder: Path) -> None:
@@ -599,18 +591,11 @@ def test_streams_report_in_their_usage_and_nowhere_else(folder: Path) -> None:
         assert got.parts[index] == server.events[index]
     before, after = (json.loads(got.parts[index].removeprefix(b"data: ")) for index in (2, 3))
     assert before == {"choices": [], "usage": None}
-    assert after["usage"] == {
-        **USAGE,
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": 4,
-            "rejected_prediction_tokens": 2,
-        },
-    }
+    assert after["usage"] == {**USAGE, "completion_tokens_details": COUNTS}
     assert got.parts[3].endswith(b"}\n\n")
 
 
 def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
-    counts = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
     usage = {"input_tokens": 3, "output_tokens": 5}
     for path, before, at in (
         ("/v1/responses", [event(type="response.created", response={"usage": None})], "response"),
@@ -624,7 +609,7 @@ def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
         told = json.loads(got.parts[1].removeprefix(b"data: "))
         assert (told if at is None else told[at])["usage"] == {
             **usage,
-            "output_tokens_details": counts,
+            "output_tokens_details": COUNTS,
         }
 
 
@@ -653,8 +638,7 @@ def test_sglang_gets_token_ids_in_its_own_field(folder: Path) -> None:
     server = InferenceServer(Ledger(folder), sglang=True)
     app = Front(server, SGLANG)
     body = request(content("abc"), tools=TOOLS[:1], custom_params={"mine": 1})
-    counts = ask(app, body).json()["usage"]["completion_tokens_details"]
-    assert counts == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    assert ask(app, body).json()["usage"]["completion_tokens_details"] == COUNTS
     [sent] = server.bodies(CHAT)
     params = sent.pop("custom_params")
     assert len(params.pop("prediction_ticket")) == 16
