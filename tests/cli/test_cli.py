@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,27 +289,34 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+def without(packages: Iterable[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line where these packages are not installed."""
+    return run_python(
+        f"import sys; sys.modules.update(dict.fromkeys({[*packages]!r}));"
+        f"sys.argv = {['fastdraft', *arguments]!r};"
+        "from fastdraft.cli import main; main()"
+    )
+
+
 COMMAND_LINE = ("click", "jmespath", "rich")
 
 
-@pytest.mark.parametrize("package", COMMAND_LINE)
-def test_a_missing_package_of_the_command_line_is_named(package: str) -> None:
-    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['fastdraft', 'replay'];"
-    result = run_python(blocked + "from fastdraft.cli import main; main()")
+@pytest.mark.parametrize(
+    ("package", "command", "extra"),
+    [*((package, "replay", "cli") for package in COMMAND_LINE), ("torch", "demo", "hf")],
+)
+def test_a_missing_package_is_named(package: str, command: str, extra: str) -> None:
+    result = without([package], command)
     assert result.returncode == 1
-    assert f"needs {package}" in result.stderr
-    assert "pip install 'fastdraft[cli]'" in result.stderr
+    named = f"Error: this command needs {package}, which is not installed: "
+    assert result.stderr.startswith(f"{named}pip install 'fastdraft[{extra}]'")
     assert "Traceback" not in result.stderr
 
 
 def test_doctor_and_version_need_no_extra() -> None:
     bare = (*COMMAND_LINE, "tokenizers", "torch", "transformers")
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({bare!r}));"
-    run = "from fastdraft.cli import main; main()"
-    found = run_python(f"{blocked} sys.argv = ['fastdraft', '--version']; {run}")
-    whole = run_python(f"import sys; sys.argv = ['fastdraft', '--version']; {run}")
-    assert found.stdout == whole.stdout != ""
-    found = run_python(f"{blocked} sys.argv = ['fastdraft', 'doctor']; {run}")
+    assert without(bare, "--version").stdout == without((), "--version").stdout != ""
+    found = without(bare, "doctor")
     assert "fastdraft._core         importable" in found.stdout
     assert "demo model              needs rich" in found.stdout
     assert "Traceback" not in found.stderr
@@ -340,15 +347,6 @@ def test_an_interrupt_exits_as_shells_have_it(tmp_path: Path) -> None:
         _, told = running.communicate()
     assert running.returncode == 130
     assert b"Traceback" not in told
-
-
-def test_a_missing_package_of_a_command_is_named() -> None:
-    blocked = "import sys; sys.modules['torch'] = None;"
-    run = "sys.argv = ['fastdraft', 'demo'];"
-    result = run_python(blocked + run + "from fastdraft.cli import main; main()")
-    assert result.returncode == 1
-    assert result.stderr.startswith("Error: this command needs torch, which is not installed")
-    assert "pip install 'fastdraft[hf]'" in result.stderr
 
 
 def test_help_does_not_load_torch() -> None:
