@@ -138,22 +138,40 @@ TEST(AcceptanceModel, CorrectsPathsByTheirOutcomes) {
   std::bernoulli_distribution accepted(0.3);
   for (int i = 0; i < 5000; ++i) {
     for (const std::int32_t depth : {2, 30}) {
-      acceptance.learn_path(depth, any(random), accepted(random));
+      acceptance.learn_path(depth, any(random), false, accepted(random));
     }
   }
   for (const float path : {0.58f, 0.6f, 0.66f}) {
-    EXPECT_NEAR(acceptance.path_probability(30, path), 0.3f, 0.1f) << path;
-    EXPECT_NEAR(acceptance.path_probability(0, path), 0.3f, 0.1f) << path;
-    EXPECT_EQ(acceptance.path_probability(24, path), acceptance.path_probability(39, path));
-    EXPECT_EQ(acceptance.path_probability(0, path), acceptance.path_probability(3, path));
+    EXPECT_NEAR(acceptance.path_probability(30, path, false), 0.3f, 0.1f) << path;
+    EXPECT_NEAR(acceptance.path_probability(0, path, false), 0.3f, 0.1f) << path;
+    EXPECT_EQ(acceptance.path_probability(24, path, false),
+              acceptance.path_probability(39, path, false));
+    EXPECT_EQ(acceptance.path_probability(0, path, false),
+              acceptance.path_probability(3, path, false));
     // Others are as they were.
     for (const std::int32_t depth : {4, 15, 23, 40, 1000}) {
-      EXPECT_EQ(acceptance.path_probability(depth, path), path) << depth;
+      EXPECT_EQ(acceptance.path_probability(depth, path, false), path) << depth;
     }
   }
   for (const float path : {0.0f, 0.1f, 0.5f, 0.75f, 1.0f}) {
-    EXPECT_EQ(acceptance.path_probability(30, path), path);
+    EXPECT_EQ(acceptance.path_probability(30, path, false), path);
   }
+}
+
+TEST(AcceptanceModel, CorrectsATreeLessWhereAPathIsSureOrImprobable) {
+  AcceptanceModel acceptance;
+  auto weights = acceptance.weights();
+  const auto end = weights.begin() + AcceptanceModel::weight_index(AcceptanceModel::kNgram, 0);
+  std::fill(end - AcceptanceModel::kValues[AcceptanceModel::kPath], end, 0.1f);
+  acceptance.set_weights(weights.data());
+  EXPECT_FLOAT_EQ(acceptance.path_probability(9, 0.01f, false), 0.11f);
+  EXPECT_FLOAT_EQ(acceptance.path_probability(9, 0.01f, true), 0.01f + 0.1f * 0.0396f);
+  EXPECT_FLOAT_EQ(acceptance.path_probability(9, 0.5f, true), 0.6f);
+  EXPECT_EQ(acceptance.path_probability(9, 0.0f, true), 0.0f);
+  EXPECT_EQ(acceptance.path_probability(9, 1.0f, true), 1.0f);
+  const float before = acceptance.path_probability(9, 0.5f, true);
+  acceptance.learn_path(9, 0.5f, true, false);
+  EXPECT_FLOAT_EQ(acceptance.path_probability(9, 0.5f, true), before - 0.02f * before);
 }
 
 TEST(AcceptanceModel, ProbabilitiesOfPathsStayWithinTheirRange) {
@@ -164,7 +182,7 @@ TEST(AcceptanceModel, ProbabilitiesOfPathsStayWithinTheirRange) {
     std::fill(end - AcceptanceModel::kValues[AcceptanceModel::kPath], end, correction);
     acceptance.set_weights(weights.data());
     for (const float path : {0.0f, 0.3f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
-      const float probability = acceptance.path_probability(50, path);
+      const float probability = acceptance.path_probability(50, path, false);
       EXPECT_TRUE(std::isnan(path) || probability == (correction < 0.0f ? 0.0f : 1.0f)) << path;
     }
   }

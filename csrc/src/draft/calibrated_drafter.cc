@@ -128,7 +128,7 @@ class CalibratedDrafter : public Drafter {
 
   // The probability that a token below this node is accepted, with all before it.
   float probability_below(const DraftNode& node, float path) const noexcept {
-    return std::min(node.probability, acceptance_.path_probability(node.depth, path));
+    return std::min(node.probability, acceptance_.path_probability(node.depth, path, tree_));
   }
 
   // Makes a choice the next node, and writes it as the next token of the draft unless it is less
@@ -186,7 +186,7 @@ class CalibratedDrafter : public Drafter {
       node.refused = nodes_[static_cast<std::size_t>(node.parent)].refused ||
                      (is_known && node.token != emitted[node.depth - 1]);
       if (node.refused || is_known) {
-        acceptance_.learn_path(node.depth - 1, node.path, !node.refused);
+        acceptance_.learn_path(node.depth - 1, node.path, tree_, !node.refused);
       }
     }
   }
@@ -255,7 +255,7 @@ class CalibratedDrafter : public Drafter {
     }
     if (same == nullptr || (!tree_ && same->weight < best)) return 0.0f;
     path *= AcceptanceModel::probability(same->weight);
-    if (acceptance_.path_probability(node.depth, path) < least_) return 0.0f;
+    if (acceptance_.path_probability(node.depth, path, tree_) < least_) return 0.0f;
     if (path > 0.0f) ++accepted_without_offers_;
     return path;
   }

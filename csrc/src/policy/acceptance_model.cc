@@ -167,9 +167,11 @@ float AcceptanceModel::learn(const Evidence& evidence, Token token, Version vers
   return step;
 }
 
-void AcceptanceModel::learn_path(std::int32_t depth, float path, bool accepted) noexcept {
+void AcceptanceModel::learn_path(std::int32_t depth, float path, bool tree,
+                                 bool accepted) noexcept {
   const Bin bin = bin_of(depth, path);
-  const float step = kPathRate * ((accepted ? 1.0f : 0.0f) - path_probability(depth, path));
+  const float observed = accepted ? 1.0f : 0.0f;
+  const float step = kPathRate * (observed - path_probability(depth, path, tree));
   add(bin.index, (1.0f - bin.part) * step);
   add(bin.index + 1, bin.part * step);
 }

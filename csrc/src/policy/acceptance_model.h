@@ -219,14 +219,19 @@ class AcceptanceModel {
   // product of their probabilities. Deep in a draft the product is off, since the draft's own
   // tokens count as evidence for later ones. So it is corrected by how often drafts with a similar
   // product were accepted: an adaptive probability map, as in PAQ (M. Mahoney, 2005).
-  float path_probability(std::int32_t depth, float path) const noexcept {
+  //
+  // In a `tree` most paths are improbable and differ by less than the noise of a correction, which
+  // would reorder those of different depths. There corrections fade towards probabilities of 0 and
+  // 1: trees of 64 gain 0.7 % by it at a token cost of 0.02, 1.2 % at 0.
+  float path_probability(std::int32_t depth, float path, bool tree) const noexcept {
     const Bin bin = bin_of(depth, path);
     const float low = weights_[bin.index].load(std::memory_order_relaxed);
     const float high = weights_[bin.index + 1].load(std::memory_order_relaxed);
-    return std::clamp(path + low + bin.part * (high - low), 0.0f, 1.0f);
+    const float share = tree ? 4.0f * path * (1.0f - path) : 1.0f;
+    return std::clamp(path + share * (low + bin.part * (high - low)), 0.0f, 1.0f);
   }
   // Learns whether they all were accepted.
-  void learn_path(std::int32_t depth, float path, bool accepted) noexcept;
+  void learn_path(std::int32_t depth, float path, bool tree, bool accepted) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;

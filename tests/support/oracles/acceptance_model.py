@@ -98,14 +98,15 @@ class AcceptanceModel:
         self.learned[kind] = self.now, requests
         return requests
 
-    def path_probability(self, depth: int, path: float) -> float:
+    def path_probability(self, depth: int, path: float, tree: bool) -> float:
         """The probability that a draft is accepted up to a token whose path has this product."""
         corrections = self.weights["path"]
-        probability = path + sum(part * corrections[at] for at, part in self.bins(depth, path))
+        correction = sum(part * corrections[at] for at, part in self.bins(depth, path))
+        probability = path + correction * (4 * path * (1 - path) if tree else 1)
         return min(max(probability, 0.0), 1.0)
 
-    def learn_path(self, depth: int, path: float, accepted: bool) -> None:
-        error = accepted - self.path_probability(depth, path)
+    def learn_path(self, depth: int, path: float, tree: bool, accepted: bool) -> None:
+        error = accepted - self.path_probability(depth, path, tree)
         for at, part in self.bins(depth, path):
             self.weights["path"][at] += self.PATH_RATE * part * error
 

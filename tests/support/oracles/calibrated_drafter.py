@@ -109,7 +109,7 @@ class CalibratedDrafter:
     def correct(self, node: Node) -> None:
         """Says how likely the tokens that may follow are to be accepted, with all before them."""
         for candidate in node.following:
-            corrected = self.acceptance.path_probability(node.depth, candidate.path)
+            corrected = self.acceptance.path_probability(node.depth, candidate.path, self.tree)
             candidate.probability = min(node.candidate.probability, corrected)
 
     def follow(
@@ -234,7 +234,7 @@ class CalibratedDrafter:
                 accepted = True
             else:
                 continue
-            self.acceptance.learn_path(node.depth - 1, node.candidate.path, accepted)
+            self.acceptance.learn_path(node.depth - 1, node.candidate.path, self.tree, accepted)
 
     def tokens_to(self, node: Node) -> list[int]:
         """The tokens from the text's end to a node."""
