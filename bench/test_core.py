@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import baselines
 import harness
+from context_memory import bytes_a_token
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.memory.datastore import DatastoreWriter
 from fastdraft.replay import PEERS, EnginePeer, Peer, Unavailable
@@ -311,32 +309,7 @@ def test_bytes_a_token(
     # A fresh process, of which the memory says what this alone takes.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         try:
-            figure = pool.submit(bytes_a_token, drafter, text, context).result()
+            figure = pool.submit(bytes_a_token, drafter, text, context, LOOKAHEAD).result()
         except Unavailable as reason:
             pytest.skip(str(reason))
     add_figures(drafter, figure=figure)
-
-
-def bytes_a_token(drafter: str, text: Ids, context: int) -> float:
-    """What a process grows by for a million tokens in requests of this context.
-
-    To be called in a process of its own. A peer that keeps no index grows by its copy of the
-    tokens.
-    """
-    baselines.ensure()
-    ours = drafter == "fastdraft"
-    peer = EnginePeer(Engine()) if ours else PEERS[drafter](LOOKAHEAD, context)
-    warm = peer.start(text[:context])
-    warm.propose(warm.argument)
-    gc.collect()
-    before = resident_bytes()
-    count = max(1, MILLION // context)
-    requests = [peer.start(text[index * 50 :][:context]) for index in range(count)]
-    for request in requests:
-        request.propose(request.argument)
-    return (resident_bytes() - before) / context / count
-
-
-def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
