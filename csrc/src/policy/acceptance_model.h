@@ -62,7 +62,7 @@ class AcceptanceModel {
   static constexpr int kLengths = 10;
   static constexpr int kCounts = 5;      // 0, 1, 2, 3.., 5 and more
   static constexpr int kShares = 6;      // fifths
-  static constexpr int kFollowing = 12;  // see `following`
+  static constexpr int kFollowing = 12;  // see ExpectedText::value
   static constexpr int kDepths = 6;      // 0.., 4.., 8.., 16.., 24.., 40 and more
   static constexpr int kPaths = 24;      // equal parts of the range from 0 to 1
   // Values of the two n-gram features. 0: the table was not asked.
