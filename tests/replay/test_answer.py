@@ -34,7 +34,7 @@ def result(drafter: str, cost: float, **families: list[tuple[int, int, int]]) ->
         steps, emitted, drafted = map(sum, zip(*sessions, strict=True))
         stats = DraftStats(steps, emitted, steps, drafted, emitted - steps)
         counts = np.array(sessions, np.int64)
-        found[name] = FamilyResult(len(sessions), stats, (0, 0), (0, 0), 0, None, counts)
+        found[name] = FamilyResult(len(sessions), stats, (0, 0), 0, counts)
     return ReplayResult(drafter, cost, 16, None, 1, found)
 
 

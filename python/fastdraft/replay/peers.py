@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, Engine
+from fastdraft import Engine
 from fastdraft.config import NgramAutocomplete
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.trace import origin_of
@@ -93,29 +93,18 @@ class Peer(ABC):
         `prediction` is the text that the caller expects; only the engine takes it.
         """
 
-    def num_bytes(self) -> int | None:
-        """The bytes of all indexes, where the peer tells."""
-        return None
-
 
 class EnginePeer(Peer):
     """One engine for all requests, as a server has it."""
 
     title = "fastdraft"
 
-    def __init__(
-        self,
-        engine: Engine,
-        stores: Sequence[Datastore] = (),
-        curve: Sequence[float] | None = None,
-    ) -> None:
-        """`stores` are the live datastores that the engine was given; their bytes count. `curve`
-        is the time of a step of 1, 2, ... tokens, instead of the engine's token cost."""
+    def __init__(self, engine: Engine, curve: Sequence[float] | None = None) -> None:
+        """`curve`: the time of a step of 1, 2, ... tokens, instead of the engine's token cost."""
         self.engine = engine
         self._propose: Callable[[Any], Any] = engine.propose
         if curve is not None:
             self._propose = partial(engine.propose, cost=np.array(curve))
-        self._stores = stores
 
     def start(
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
@@ -134,9 +123,6 @@ class EnginePeer(Peer):
             probabilities=(lambda draft: draft.probabilities.tolist()) if estimates else None,
             finish=partial(engine.finish, request),
         )
-
-    def num_bytes(self) -> int:
-        return self.engine.num_bytes + sum(store.bytes for store in self._stores)
 
 
 class TransformersPromptLookup(Peer):

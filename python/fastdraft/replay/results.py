@@ -36,9 +36,7 @@ class FamilyResult:
         stats: Their counts after the prefills, nodes of trees included. Without those of
             predictions, which not every drafter tells.
         propose_ns: p50 and p99 of one call, with its Python call, in nanoseconds.
-        observe_ns: p50 and p99 of one call, divided by its tokens.
         observe_ns_per_token: All calls together, divided by their tokens.
-        num_bytes: The most that the drafter held, or None where it does not tell.
         sessions: Steps, emitted and drafted tokens of each session, or of each request without
             one; int64, (sessions, 3).
         lengths: How many of its steps had 0, 1, 2, ... draft tokens; int64, (sessions, any).
@@ -47,9 +45,7 @@ class FamilyResult:
     requests: int
     stats: DraftStats
     propose_ns: tuple[float, float]
-    observe_ns: tuple[float, float]
     observe_ns_per_token: float
-    num_bytes: int | None
     sessions: NDArray[np.int64] = field(compare=False)
     lengths: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros((0, 0), np.int64), compare=False

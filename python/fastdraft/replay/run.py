@@ -204,30 +204,25 @@ def trace_request(
 
 
 class _Counts:
-    """The sums over the requests of a family; times in nanoseconds, one a call."""
+    """The sums over the requests of a family; times in nanoseconds."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.stats = DraftStats()
         self.propose_ns: list[int] = []
-        self.observe_ns: list[int] = []
-        self.observed: list[int] = []
-        self.most_bytes: int | None = None
+        self.observe_ns = 0  # of all calls
         self.sessions: dict[object, NDArray[np.int64]] = {}
         self.lengths: dict[object, Counter[int]] = {}
 
     def result(self) -> FamilyResult:
         clock = clock_ns()
-        observe_ns = np.array(self.observe_ns) - clock
-        observed = np.array(self.observed)
+        observe_ns = self.observe_ns - clock * self.stats.steps
         longest = max((max(each, default=0) for each in self.lengths.values()), default=0)
         return FamilyResult(
             requests=self.requests,
             stats=self.stats,
             propose_ns=p50_p99(np.array(self.propose_ns) - clock),
-            observe_ns=p50_p99(observe_ns / observed),
-            observe_ns_per_token=float(observe_ns.sum() / max(1, observed.sum())),
-            num_bytes=self.most_bytes,
+            observe_ns_per_token=observe_ns / max(1, self.stats.emitted),
             sessions=np.array(list(self.sessions.values()), np.int64).reshape(-1, 3),
             lengths=np.array(
                 [[each[n] for n in range(longest + 1)] for each in self.lengths.values()], np.int64
@@ -247,7 +242,6 @@ class _Decoding:
     def __init__(
         self, peer: Peer, record: Record, prediction: bool, counts: _Counts, is_traced: bool
     ) -> None:
-        self._peer = peer
         self.record = record
         self._output: list[int] = record.output_ids.tolist()
         self._counts = counts
@@ -285,8 +279,7 @@ class _Decoding:
         emitted = self._output[self.done : self.done + len(path) + 1]
         started = time.perf_counter_ns()
         self._request.observe(emitted)
-        counts.observe_ns.append(time.perf_counter_ns() - started)
-        counts.observed.append(len(emitted))
+        counts.observe_ns += time.perf_counter_ns() - started
         request, sources, probabilities = self._request, [DRAFT] * len(self._tokens), None
         if self._is_traced:
             if request.sources is not None:
@@ -308,9 +301,6 @@ class _Decoding:
         lengths = counts.lengths.setdefault(session, Counter())
         lengths.update(len(step.token_ids) for step in self.trace.steps)
         counts.stats += stats
-        held = self._peer.num_bytes()
-        if held is not None:
-            counts.most_bytes = max(counts.most_bytes or 0, held)
         self._request.finish()
 
 

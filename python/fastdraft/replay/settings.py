@@ -87,7 +87,7 @@ def settings_of(
     def engine(config: DraftConfig) -> Callable[[int], Peer]:
         def make(_: int) -> Peer:
             live = [Datastore()] if memory else []
-            return EnginePeer(Engine(config, datastores=[*live, *datastores]), live, curve)
+            return EnginePeer(Engine(config, datastores=[*live, *datastores]), curve)
 
         return make
 
