@@ -124,23 +124,26 @@ def emit(chosen: Chosen, batch: Batch) -> Verified:
 
 def _without_drafts(chosen: Chosen, batch: Batch) -> Verified:
     """`emit` where nothing was drafted: the first row of each request decides."""
-    requests, device = batch.requests, batch.logits.device
-    tokens, maxima = chosen.tokens.tolist()[:requests], chosen.maxima.tolist()[:requests]
-    empty = [maximum == -math.inf for maximum in maxima]
-    nan, none = int(Status.NAN), int(Status.EMPTY)
+    requests = batch.requests
+    tokens, maxima = chosen.tokens[:requests].tolist(), chosen.maxima[:requests].tolist()
+    nan, empty = int(Status.NAN), int(Status.EMPTY)
+    found = [
+        (-1, 0, empty) if maximum == -math.inf else (token, 1, nan * (maximum != maximum))
+        for token, maximum in zip(tokens, maxima, strict=True)
+    ]
+    numbers = _placed(list(zip(*found, strict=True)), batch.logits.device)
+    said, lengths, status = numbers.unbind()
 
     def of_rows(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
-        absent = torch.tensor(empty, device=device)
-        return torch.where(absent, torch.nan, values[:requests])[:, None]
+        return torch.where(lengths == 0, torch.nan, values[:requests])[:, None]
 
-    said = [[-1 if ends else token] for token, ends in zip(tokens, empty, strict=True)]
     return Verified(
-        _placed(said, device),
-        _placed([not ends for ends in empty], device),
-        _placed([none * (each == -math.inf) + nan * (each != each) for each in maxima], device),
-        _placed([[] for _ in empty], device),
+        said.unsqueeze(1),
+        lengths,
+        status,
+        numbers.new_empty((requests, 0)),
         of_rows(chosen.logprobs),
         of_rows(chosen.raw_logprobs),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,9 +46,9 @@ def argmax(
     """
     if allowed is None and not logprobs and not raw_logprobs:
         if reads_back(logits) and logits.dtype in _NUMPY:
-            values = logits.numpy(force=True)
+            values = logits.detach().numpy()
             tokens = values.argmax(1)
-            maxima = values[range(len(values)), tokens]
+            maxima = values[np.arange(len(values)), tokens]
             return Chosen(torch.from_numpy(tokens), torch.from_numpy(maxima), None, None)
         return Chosen(*largest(chunked(logits)), None, None)
     parts = []

@@ -20,8 +20,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -31,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import language, products
 
-__all__ = ["KEYS", "TILE", "Bitwise", "rounding"]
+__all__ = ["KEYS", "TILE", "Bitwise"]
 
 TILE: Final = 16
 """Tokens of a linear layer's products."""
@@ -106,16 +105,6 @@ class Bitwise(TorchFunctionMode):
                 f"'sdpa' attention, got torch's {name}"
             )
         return func(*args, **kwargs)
-
-
-@contextmanager
-def rounding(*, bitwise: bool) -> Iterator[None]:
-    """Runs forwards as ever, or `Bitwise`."""
-    if not bitwise:
-        yield
-        return
-    with Bitwise():
-        yield
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

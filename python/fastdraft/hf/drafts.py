@@ -16,7 +16,7 @@ from fastdraft.drafters import Drafts
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.rows import UNLIMITED
 
-__all__ = ["RowDraft", "StepDrafts"]
+__all__ = ["RowDraft", "StepDrafts", "shared_length"]
 
 
 @dataclass
@@ -39,9 +39,7 @@ class RowDraft:
 
     def accepted(self, emitted: Sequence[int]) -> int:
         """How many of the draft tokens were emitted."""
-        pairs = zip(self.token_ids, emitted, strict=False)
-        count = min(len(self.token_ids), len(emitted))
-        return next((at for at, (own, token) in enumerate(pairs) if own != token), count)
+        return shared_length(self.token_ids, emitted)
 
     def cut(self, known: int) -> None:
         """Drops the first token from `known` on and all behind it."""
@@ -215,6 +213,12 @@ class StepDrafts:
         self._require_order()
         rows = range(len(self.counts))
         return self.along(rows, [self.chain(row, -1, UNLIMITED)[1:] for row in rows])
+
+
+def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two texts share at their beginnings."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (own, token) in pairs if own != token), min(len(one), len(other)))
 
 
 def _steps(offsets: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -52,17 +52,12 @@ SHARING: tuple[type, ...] = tuple(
 
 
 _INDEXED: Any = getattr(cache_utils, "DynamicIndexedLayer", None)
-# Layers whose kind says what they hold; a model's own kinds may hold more.
-_KNOWN: tuple[type, ...] = (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    *(kind for kind in (_INDEXED, STATE) if kind is not None),
-    *(
-        getattr(cache_utils, f"LinearAttentionAnd{each}Layer")
-        for each in ("FullAttention", "SlidingWindowAttention")
-        if STATE is not None and hasattr(cache_utils, f"LinearAttentionAnd{each}Layer")
-    ),
-)
+_HYBRID = ("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
+# Layers whose kind says what they hold; a model's own kinds may hold more. Not every version of
+# transformers has all of them, and states are known where `STATE` is.
+_KNOWN: Final = {DynamicLayer, DynamicSlidingWindowLayer, _INDEXED, STATE} | {
+    getattr(cache_utils, name, None) for name in _HYBRID if STATE is not None
+}
 
 
 class Frame(NamedTuple):

@@ -109,7 +109,7 @@ class Decoding:
         rows, running = self.rows, self._running
         batch = self.target.rows_in_forward(len(running))
         cached = rows.cached(running)
-        starts = self.target.starts(cached)
+        starts = self.target.cache.starts(cached)
         # Tokens in front of the last one that recurrent layers have to be given again.
         behind = 0 if starts is cached else max(map(sub, cached, starts))
         seconds, widths = self.cost.best_widths(batch, _WIDEST + behind)
@@ -126,7 +126,7 @@ class Decoding:
         width = max(map(len, tokens))
         # A wider forward can be the faster one; its further tokens are padding, which a recurrent
         # state would take for text.
-        if 0 < longest < len(widths) - 1 and not self.target.commits:
+        if 0 < longest < len(widths) - 1 and not self.target.cache.commits:
             wider = int(widths[longest])
             if self.target.first_positions is None:
                 # Padding takes positions of its own.
@@ -171,7 +171,7 @@ class Decoding:
             cached=starts,
             wanted=[1] * len(starts),
         )
-        return self.target.starts(cached)
+        return self.target.cache.starts(cached)  # type: ignore[no-any-return]
 
     def _texts(self, starts: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
         """The tokens of the running rows that stand in these columns of the cache."""
@@ -186,7 +186,7 @@ class Decoding:
         """Brings the cache of a single row to the end of its text, but for the last token."""
         self._running = [0]
         cached = self.rows.cached(self._running)
-        starts = self.target.starts(cached)
+        starts = self.target.cache.starts(cached)
         if starts != cached:
             self.target.forward(self._texts(starts, cached), rows=[0], cached=starts, wanted=[1])
 

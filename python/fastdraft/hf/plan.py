@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.engine import Session
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
-from fastdraft.hf.bitwise import rounding
+from fastdraft.hf.bitwise import Bitwise
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models.drafter import ModelDrafter
 from fastdraft.hf.interface import CACHE, decoding_scope, is_callers_own, prefill, unsupported_call
@@ -303,7 +304,8 @@ class Plan:
         streamer = self._asked.streamer
         if streamer is not None:
             streamer.put(self._input_ids.cpu())
-        with rounding(bitwise=self._asked.bitwise), Session(self._drafter) as session:
+        rounding = Bitwise() if self._asked.bitwise else nullcontext()
+        with rounding, Session(self._drafter) as session:
             target, first_logits = self.prefilled()
             decoding = Decoding(
                 target,

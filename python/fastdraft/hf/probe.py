@@ -317,7 +317,7 @@ class _Script:
         self, target: CachedModel, cached: list[int], columns: int, drafts: StepDrafts
     ) -> Sequence[torch.Tensor]:
         """The logits of each row's last token and its draft."""
-        starts, wanted = target.starts(cached), [1 + count for count in drafts.counts]
+        starts, wanted = target.cache.starts(cached), [1 + count for count in drafts.counts]
         texts = zip(self._text, starts, cached, drafts.tolist(), strict=True)
         tokens = [
             [*own[start - columns : end - columns + 1], *draft] for own, start, end, draft in texts

@@ -10,11 +10,11 @@ forward is given.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,10 +43,6 @@ __all__ = [
 
 WIDTHS: Final = (1, 4, 8, 16, 32)
 """Tokens a row that a forward may have. Each takes a compilation, so they are few."""
-
-# A first run compiles; on a GPU the second warms up and the third records a graph.
-_COLD_RUNS: Final = {"cpu": 1}
-_COLD_RUNS_ELSEWHERE: Final = 3
 
 _COMPILATIONS: Final = 128
 
@@ -292,7 +288,8 @@ class StaticModel(CachedModel):
 
     def is_warm(self, width: int) -> bool:
         """Says whether a forward of this width has been compiled, so that its time is its cost."""
-        cold = _COLD_RUNS.get(self.device.type, _COLD_RUNS_ELSEWHERE)
+        # A first run compiles; on a GPU the second warms up and the third records a graph.
+        cold = 1 if self.device.type == "cpu" else 3
         return self.compiled is None or self.compiled.runs[self._shape(width)] >= cold
 
     def _shape(self, width: int) -> tuple[int, ...]:
@@ -380,15 +377,13 @@ def compiled_call(
     return (model, None) if call is None else (call, _compiled.setdefault(call, Compiled()))
 
 
-@contextlib.contextmanager
-def compiling(*, is_compiled: bool) -> Iterator[None]:
+def compiling(*, is_compiled: bool) -> AbstractContextManager[None]:
     """Allows as many compilations as there are shapes, for several models and batches.
 
     Behind PyTorch's limit, 8 a process for the forwards of all models, nothing would be compiled.
     """
     if not is_compiled:
-        yield
-        return
+        return nullcontext()
     limit = max(torch._dynamo.config.recompile_limit, _COMPILATIONS)
-    with torch._dynamo.config.patch(recompile_limit=limit):
-        yield
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(recompile_limit=limit)
+    return patched

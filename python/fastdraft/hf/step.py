@@ -106,15 +106,6 @@ class CachedModel:
         """The rows of a forward when `running` rows have not ended."""
         return running
 
-    @property
-    def commits(self) -> bool:
-        """As `RowCache.commits`."""
-        return self.cache.commits  # type: ignore[no-any-return]
-
-    def starts(self, cached: list[int]) -> list[int]:
-        """The token from which each row has to be forwarded, as `RowCache.starts`."""
-        return self.cache.starts(cached)  # type: ignore[no-any-return]
-
     def is_warm(self, width: int) -> bool:
         """Says whether the time of a forward of this width is what it costs."""
         return True

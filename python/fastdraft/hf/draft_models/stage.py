@@ -28,7 +28,7 @@ from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending
 from fastdraft.hf.draft_models.engine import EngineStage
-from fastdraft.hf.drafts import RowDraft, StepDrafts
+from fastdraft.hf.drafts import RowDraft, StepDrafts, shared_length
 from fastdraft.hf.interface import is_recurrent
 from fastdraft.hf.kv_cache import RowCache, compacted_slots
 from fastdraft.hf.masks import Masks
@@ -426,11 +426,7 @@ class Stage:
         text = cached.text
         start = min(cached.confirmed, len(text) + len(tail) - 1)
         tokens = text[start:] + tail
-        equal = 0
-        for token, held in zip(tokens[:-1], cached.token_ids[start:], strict=False):
-            if token != held:
-                break
-            equal += 1
+        equal = shared_length(tokens[:-1], cached.token_ids[start:])
         cached.confirmed = min(start + equal, len(text))
         del cached.token_ids[start + equal :]
         return tokens[equal:]
