@@ -195,8 +195,7 @@ wheels: $(VENV)/.tools $(VENV)/.release ## Build a wheel that other Linux system
 
 # The wheel was built from the checkout, compiled as users have it. The sdist is to show that it holds
 # all that compiles.
-FAST_BUILD = SKBUILD_CMAKE_BUILD_TYPE=Debug CMAKE_ARGS="-DCMAKE_CXX_FLAGS_DEBUG=-O0 \
-  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=0"
+FAST_BUILD = SKBUILD_CMAKE_BUILD_TYPE=Debug CMAKE_ARGS=-DCMAKE_CXX_FLAGS_DEBUG=-O0
 
 package: build/dist/.stamp ## Try the wheel, the sdist and commands in environments without torch
 	for file in build/dist/*.whl build/dist/*.tar.gz; do \
@@ -322,7 +321,7 @@ $(VENV)/.editable: pyproject.toml | $(VENV)/.tools
 # is optimised across files.
 LTO ?= OFF
 $(VENV)/.core: $(CORE_FILES) | $(VENV)/.editable
-	@cmake -DFASTDRAFT_LTO=$(LTO) build/editable > /dev/null
+	@cmake -DFASTDRAFT_LTO=$(LTO) -DCMAKE_UNITY_BUILD=$(LTO) build/editable > /dev/null
 	@$(ALONE) cmake --build build/editable
 	@cmake --install build/editable --prefix \
 	  $$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/fastdraft > /dev/null
@@ -349,7 +348,7 @@ build/gpu/site/.stamp: $(PACKAGE_FILES)
 	touch $@
 
 build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.tools
-	$(call say,Building the wheel: two minutes)
+	$(call say,Building the wheel: a minute)
 	mkdir -p build && rm -rf build/dist
 	python -m build --no-isolation --sdist --wheel --config-setting build-dir=build/wheel \
 	  --outdir build/dist > build/wheel.log || { cat build/wheel.log; exit 1; }
