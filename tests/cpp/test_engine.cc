@@ -283,7 +283,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   EXPECT_EQ(free.num_foreign(), 0);
 }
 
-// The square root of the time that it may take yet; one in the mean.
+// The time that it may take yet; one in the mean.
 TEST(Engine, WeighsARowMoreTheLongerItMayTakeYet) {
   EngineConfig config;
   config.drafter = CalibratedConfig{std::nullopt, nullptr, Objective::kLast};
@@ -299,8 +299,9 @@ TEST(Engine, WeighsARowMoreTheLongerItMayTakeYet) {
   engine.cancel(cancelled);
   const std::vector<RequestId> ids{add(engine, {1}), add(engine, {2})};
   const std::vector<float> weights = EngineTestAccess::weights(engine, ids);
-  EXPECT_NEAR(weights[0], 2.0 / 3.0, 1e-6);  // 4 and 8
-  EXPECT_NEAR(weights[1], 4.0 / 3.0, 1e-6);
+  // Outputs were 40 long in the mean: 16 and 40, and 64 and 40.
+  EXPECT_NEAR(weights[0], 2.0 * 28.0 / (28.0 + 52.0), 1e-6);
+  EXPECT_NEAR(weights[1], 2.0 * 52.0 / (28.0 + 52.0), 1e-6);
   EXPECT_TRUE(EngineTestAccess::weights(Engine(EngineConfig()), {}).empty());
 }
 

@@ -43,21 +43,17 @@ void OutputLengths::add(Key prompt, std::int64_t length) {
   }
 }
 
-double OutputLengths::rest(Key prompt, std::int64_t emitted) const {
+double OutputLengths::rest(const Bucket& others, Key prompt, std::int64_t emitted) const {
   const auto so_far = static_cast<double>(emitted);
+  // A few samples of the prompt are a poor mean: all others count as one more.
   Bucket longer;
+  if (others.count > 0.0) longer = {1.0, others.tokens / others.count};
   if (const auto found = by_prompt_.find(prompt); found != by_prompt_.end()) {
     for (const std::int64_t length : found->second) {
       if (length <= emitted) continue;
       longer.count += 1.0;
       longer.tokens += static_cast<double>(length);
     }
-  }
-  // Those of its own bucket are about as long as it is already.
-  const bool is_first = longer.count == 0.0;
-  for (std::size_t i = bucket_of(emitted) + 1; is_first && i < all_.size(); ++i) {
-    longer.count += all_[i].count;
-    longer.tokens += all_[i].tokens;
   }
   const double left =
       longer.count > 0.0 ? longer.tokens / longer.count - so_far : kRestOfLongest * so_far;
@@ -66,9 +62,16 @@ double OutputLengths::rest(Key prompt, std::int64_t emitted) const {
 
 std::vector<double> OutputLengths::rests(const std::vector<Running>& rows) const {
   const std::scoped_lock guard(mutex_);
+  // At i the outputs of the buckets after the i-th: those of an output's own bucket are about as
+  // long as it is already.
+  Buckets longer{};
+  for (std::size_t i = all_.size() - 1; i > 0; --i) {
+    longer[i - 1] = {longer[i].count + all_[i].count, longer[i].tokens + all_[i].tokens};
+  }
   std::vector<double> found(rows.size());
-  std::transform(rows.begin(), rows.end(), found.begin(),
-                 [this](const Running& row) { return rest(row.prompt, row.emitted); });
+  std::transform(rows.begin(), rows.end(), found.begin(), [&](const Running& row) {
+    return rest(longer[bucket_of(row.emitted)], row.prompt, row.emitted);
+  });
   return found;
 }
 
@@ -77,7 +80,7 @@ std::vector<float> OutputLengths::weights(const std::vector<Running>& rows) cons
   double sum = 0.0;
   double running = 0.0;
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    worth[r] = rows[r].rate > 0.0 ? std::sqrt(worth[r] / rows[r].rate) : 0.0;
+    worth[r] = rows[r].rate > 0.0 ? worth[r] / rows[r].rate : 0.0;
     sum += worth[r];
     running += rows[r].rate > 0.0 ? 1.0 : 0.0;
   }

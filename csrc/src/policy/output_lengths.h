@@ -14,8 +14,8 @@
 namespace fastdraft {
 
 // The lengths of outputs, by prompt. Samples of one prompt are about as long: the mean rest of
-// those that were longer than a running one tells its own rest, and where none was, that of all
-// outputs.
+// those that were longer than a running one tells its own rest. The mean rest of all longer outputs
+// counts as one sample more.
 //
 // Thread-safe.
 class OutputLengths {
@@ -35,12 +35,11 @@ class OutputLengths {
     double rate = 0.0;  // its tokens a step; 0: there is no such output
   };
 
-  // Returns how many tokens each output may still emit, at least 1. O(rows * kNewest).
+  // Returns how many tokens each output may still emit, at least 1. O(rows * kNewest + 256).
   std::vector<double> rests(const std::vector<Running>& rows) const;
 
   // Returns the weight of each row's tokens, 1 in the mean; 0 for a row that is none. A batch waits
-  // for its slowest row, so a row weighs more the more time it is expected to need. That time is an
-  // estimate: its square root, not the time itself, bets less on a single row.
+  // for its slowest row, so a row weighs as much as the time that it is expected to need.
   std::vector<float> weights(const std::vector<Running>& rows) const;
 
  private:
@@ -52,14 +51,16 @@ class OutputLengths {
     double count = 0.0;
     double tokens = 0.0;
   };
+  using Buckets = std::array<Bucket, 32 * kBucketsOfOctave>;
 
   static std::size_t bucket_of(std::int64_t length) noexcept;
-  double rest(Key prompt, std::int64_t emitted) const;
+  // `others`: all outputs that are longer.
+  double rest(const Bucket& others, Key prompt, std::int64_t emitted) const;
 
   mutable Mutex mutex_;
   std::unordered_map<Key, std::vector<std::int64_t>> by_prompt_;  // the newest last
   std::deque<Key> prompts_;                                       // the oldest first
-  std::array<Bucket, 32 * kBucketsOfOctave> all_{};
+  Buckets all_{};
 };
 
 }  // namespace fastdraft
