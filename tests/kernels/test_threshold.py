@@ -51,6 +51,7 @@ def run(logits, warpers, *, allowed=None, offsets=None, max_draft=0):
     batch = Batch(logits, torch.zeros(int(offsets[-1])).long(), offsets, max_draft, None, allowed)
     scratch = Scratch.take(batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum")
     scratch.lowest.fill_(7.0)
+    scratch.chunk_sum.fill_(7.0)  # what was in memory may be NaN, which equals nothing
     sampling = Sampling(warpers, offsets[1:], offsets[1:])
     leave_statistics(batch, sampling, scratch)
     before = scratch.chunk_sum.clone()
