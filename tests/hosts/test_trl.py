@@ -85,8 +85,8 @@ def _as_rank(rank: int, ranks: int, port: int) -> None:
 
 def _zero(stage: int) -> dict[str, Any]:
     """Options of a trainer with DeepSpeed."""
-    # On a CPU it compiles faster messages between ranks when it starts, which takes minutes beside
-    # other tests, and waits forever if an earlier compilation was killed.
+    # On a CPU DeepSpeed would first compile shared-memory communication for its ranks. That takes
+    # minutes on a busy machine, and never ends if an earlier compilation was killed.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     sizes = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
     return {"deepspeed": {"zero_optimization": {"stage": stage}, **dict.fromkeys(sizes, "auto")}}

@@ -104,7 +104,9 @@ def test_filters(dtype, filters, tree, seed):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "filters"), zip(DTYPES, [(), ("top_k",), ("top_p", "min_p")], strict=True), ids=str
+    ("dtype", "filters"),
+    [*zip(DTYPES, [(), ("top_k",), ("top_p", "min_p")], strict=True)],
+    ids=str,
 )
 def test_rows_without_drafts(dtype, filters):
     case = sampled_case([0] * 8, 1500, dtype, seed=9, filters=filters, logprobs=True)
@@ -162,7 +164,7 @@ def test_what_is_left_of_distributions_that_are_the_same(monkeypatch):
 # What holds for all of them.
 
 
-@pytest.mark.parametrize(("layout", "dtype"), zip(LAYOUTS, DTYPES, strict=True))
+@pytest.mark.parametrize(("layout", "dtype"), [*zip(LAYOUTS, DTYPES, strict=True)])
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_any_strides(operation, layout, dtype):
     options = {"draft_dtype": torch.float32} if operation == "rejection" else {}

@@ -27,15 +27,15 @@ def rows(count, vocabulary=VOCABULARY, *, seed=11):
 
 
 def kept_lengths(distributions, draft_distributions):
-    """The chance that at least 0, 1, ... draft tokens are kept, of rows that do not depend on
+    """The probability that at least 0, 1, ... draft tokens are kept, of rows that do not depend on
     them: all drafts counted."""
-    chances, drawn, kept = [1.0], np.ones(1), np.ones(1)
+    probabilities, drawn, kept = [1.0], np.ones(1), np.ones(1)
     for p, q in zip(distributions, draft_distributions, strict=False):
         possible = q > 0
         kept = np.minimum(np.outer(kept, p[possible] / q[possible]), 1).ravel()
         drawn = np.outer(drawn, q[possible]).ravel()
-        chances.append(float(drawn @ kept))
-    return chances
+        probabilities.append(float(drawn @ kept))
+    return probabilities
 
 
 # All options, over several small chunks and over one in turn.
@@ -142,22 +142,22 @@ def test_the_rule_gives_the_targets_joint_distribution_and_never_fewer_tokens(se
             tables[kind, text] = weights / weights.sum()
         return tables[kind, text]
 
-    def chance(kind, text):
+    def probability(kind, text):
         return np.prod([step(kind, text[:at])[token] for at, token in enumerate(text)])
 
     texts = list(itertools.product(range(vocabulary), repeat=drafted + 1))
     law, kept, one_by_one = dict.fromkeys(texts, 0.0), 0.0, 0.0
     for draft in itertools.product(range(vocabulary), repeat=drafted):
-        if (drawn := chance("draft", draft)) == 0:
+        if (drawn := probability("draft", draft)) == 0:
             continue
         p = [step("target", draft[:j]) for j in range(drafted + 1)]
         q = [step("draft", draft[:j]) for j in range(drafted)]
-        at_least, chances, residuals = keep_probabilities(p, q, draft)
+        at_least, probabilities, residuals = keep_probabilities(p, q, draft)
         ratios = [min(1, p[j][draft[j]] / q[j][draft[j]]) for j in range(drafted)]
         kept += drawn * sum(at_least[1:])
         one_by_one += drawn * np.cumprod(ratios).sum()
         for j in range(drafted, -1, -1):
-            ends = drawn * (chances[j] if j else 1.0)
+            ends = drawn * (probabilities[j] if j else 1.0)
             drawn -= ends
             if ends == 0:
                 continue
@@ -166,7 +166,9 @@ def test_the_rule_gives_the_targets_joint_distribution_and_never_fewer_tokens(se
                     token = residuals[j][text[j]] / sum(residuals[j])
                     rest = [step("target", text[:at])[text[at]] for at in range(j + 1, drafted + 1)]
                     law[text] += ends * token * np.prod(rest)
-    assert [*law.values()] == pytest.approx([chance("target", text) for text in texts], abs=1e-12)
+    assert [*law.values()] == pytest.approx(
+        [probability("target", text) for text in texts], abs=1e-12
+    )
     assert kept >= one_by_one - 1e-12
     if drafted == 1:
         assert kept == pytest.approx(one_by_one)

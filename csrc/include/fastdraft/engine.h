@@ -196,7 +196,7 @@ class FASTDRAFT_EXPORT Engine {
 
   std::unique_ptr<Request> remove(RequestId id);
   std::int32_t guess(Request& request, std::int32_t limit, float least, const RowOffers* offers);
-  // A row and its request, which is locked; null where none of this id is running.
+  // Called with a row and its locked request, or null if no request of this id is running.
   using VisitRow = std::function<void(std::int64_t row, Request* request)>;
   void visit_guesses(const RequestId* ids, std::int64_t rows, const VisitRow& visit);
   void check_kind(OfferKind kind) const;

@@ -23,8 +23,8 @@ void sort_by_row(std::vector<RowError>& errors) {
 
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
 
-// Returns what each request with several rows emitted in all of them. Its guess was made before the
-// first, which uses it up; so the first has to learn from the tokens of all.
+// Returns what each request with several rows emitted in all of them. Such a request has one guess,
+// which is gone after its first row, so that row learns from the tokens of all.
 std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
     const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets) {
   std::unordered_map<RequestId, std::vector<Token>> tokens;
@@ -160,7 +160,7 @@ std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
                                         Complete complete) {
   std::vector<RowError> failed;
   const auto approach = [&](std::int64_t row, Request& request, int step) {
-    // No other token was checked yet, and one that is refused has no way.
+    // Tokens are checked later, row by row. Here a wrong one must not be looked up.
     const bool any = offsets[row] < offsets[row + 1] && emitted[offsets[row]] >= 0;
     return any && request.is_far() &&
            request.context.approach(request.approach, emitted[offsets[row]], step);

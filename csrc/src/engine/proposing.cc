@@ -95,7 +95,8 @@ bool is_drawn(const RowOffers* offers) noexcept {
 
 // Returns whether no request has several rows.
 bool all_differ(const RequestId* ids, std::int64_t rows) {
-  std::vector<RequestId> sorted(ids, ids + rows);
+  std::vector<RequestId> sorted;
+  sorted.assign(ids, ids + rows);  // the constructor makes GCC 12 warn of a wrong free
   std::sort(sorted.begin(), sorted.end());
   return std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
 }

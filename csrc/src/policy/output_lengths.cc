@@ -45,7 +45,7 @@ void OutputLengths::add(Key prompt, std::int64_t length) {
 
 double OutputLengths::rest(const Bucket& others, Key prompt, std::int64_t emitted) const {
   const auto so_far = static_cast<double>(emitted);
-  // A few samples of the prompt are a poor mean: all others count as one more.
+  // The mean of a few samples is noisy: the mean of all longer outputs counts as one more sample.
   Bucket longer;
   if (others.count > 0.0) longer = {1.0, others.tokens / others.count};
   if (const auto found = by_prompt_.find(prompt); found != by_prompt_.end()) {
