@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fastdraft.cli.app import app
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.files import cache_directory
 from fastdraft.hf import plan
+from fastdraft.memory import common_ngrams as module
 from fastdraft.memory.common_ngrams import (
     common_ngrams,
     common_texts,
@@ -34,9 +36,18 @@ from hf_models import tiny_model
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def whole_text_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def cache(whole_text_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, for tables of a part of the text: all of it takes a byte tokenizer seconds."""
+    lines = bz2.decompress(module._packed()).splitlines(keepends=True)
+    part = bz2.compress(b"".join(lines[:400]))
+    monkeypatch.setattr(module, "_packed", lambda: part)
+    return whole_text_cache
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +63,30 @@ def file_in(cache: Path) -> Path:
     return path
 
 
-def test_the_table_is_counted_from_the_texts_of_the_package(
-    cache: Path, tmp_path: Path, model: Path
+def test_of_processes_at_once_one_counts_the_texts_of_the_package(
+    whole_text_cache: Path, tmp_path: Path, model: Path
 ) -> None:
+    code = (
+        "import sys; from fastdraft.memory.common_ngrams import common_ngrams\n"
+        "print(common_ngrams(sys.argv[1]))"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     texts = list(common_texts())
     assert len(texts) > 500 and all(texts)
-    table = common_ngrams(model)
     encode = byte_tokenizer().encode
     build(
         tmp_path / "same.fdn",
         (encode(text, add_special_tokens=False) for text in texts),
         fingerprint=fingerprint(model),
     )
-    assert file_in(cache).read_bytes() == (tmp_path / "same.fdn").read_bytes()
+    printed = {process.communicate()[0].strip() for process in processes}
+    table = common_ngrams(model)
+    assert printed == {repr(table)}
+    assert [path.suffix for path in sorted(whole_text_cache.iterdir())] == [".fdn", ".lock"]
+    assert file_in(whole_text_cache).read_bytes() == (tmp_path / "same.fdn").read_bytes()
     assert table.fingerprint == fingerprint(model)
     guess = table.guess(encode("th", add_special_tokens=False), most=1)
     assert byte_tokenizer().decode([guess[0].token]) == "e"
@@ -97,20 +119,6 @@ def test_a_damaged_file_is_written_anew_and_a_whole_one_is_kept(cache: Path, mod
         path.write_bytes(damaged)
         assert common_ngrams(model).bytes == len(content)
         assert path.read_bytes() == content
-
-
-def test_of_processes_at_once_one_counts_and_all_have_it(cache: Path, model: Path) -> None:
-    code = (
-        "import sys; from fastdraft.memory.common_ngrams import common_ngrams\n"
-        "print(common_ngrams(sys.argv[1]))"
-    )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, model], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    said = {process.communicate()[0].strip() for process in processes}
-    assert said == {repr(common_ngrams(model))}
-    assert [path.suffix for path in sorted(cache.iterdir())] == [".fdn", ".lock"]
 
 
 def test_what_cannot_be_kept_costs_drafts_alone(
