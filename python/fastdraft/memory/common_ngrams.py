@@ -36,7 +36,7 @@ def common_texts() -> Iterator[str]:
 def common_ngrams(tokenizer: Any) -> NgramTable:
     """The table of common n-grams for a tokenizer.
 
-    It is counted when the tokenizer is first met, which takes about two seconds, and kept in the
+    It is counted when the tokenizer is first met, which takes about four seconds, and kept in the
     cache folder (`FASTDRAFT_CACHE`, else the user's). Later calls take as long as `fingerprint`:
     0.2 s for a vocabulary of 50,000, a second for 250,000. A damaged file is written anew. Any
     number of processes may call this concurrently: one counts, the others wait. Nothing is fetched.
