@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from fastdraft.cli.app import app
+import command_line
 
-
-def fastdraft(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["datastore", *map(str, arguments)])
+fastdraft = functools.partial(command_line.fastdraft, "datastore")
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
-def test_query_shows_places_and_what_follows(tmp_path: Path, tokenizer: Path) -> None:
+def test_query_shows_positions_and_the_text_behind_them(tmp_path: Path, tokenizer: Path) -> None:
     text, ids, out = tmp_path / "a.txt", tmp_path / "b.npy", tmp_path / "out.fds"
     text.write_text("store holds text and finds it\nstore holds it")
     np.save(ids, np.arange(20, 32))

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from fastdraft.cli.app import app
+import command_line
 from fastdraft.memory.sharing import objects as objects_module
 from fastdraft.serving.host import Namespace
 from fleets import KEY, contents, folder_of, holds, join, read, say, texts
@@ -20,8 +20,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fastdraft(*arguments: str, key: str = KEY.decode()) -> Result:
-    environment = {"FASTDRAFT_MEMORY_KEY": key}
-    return CliRunner().invoke(app, ["memory", *arguments], env=environment)
+    return command_line.fastdraft("memory", *arguments, env={"FASTDRAFT_MEMORY_KEY": key})
 
 
 def test_a_fleet_by_the_command_line(tmp_path: Path) -> None:
@@ -148,7 +147,5 @@ def test_a_namespace_is_named_in_one_way(tmp_path: Path) -> None:
     )
     assert fastdraft("forget", str(tmp_path), "--unnamed").exit_code == 0
     replica.close()
-    result = CliRunner().invoke(
-        app, ["memory", "ls", str(tmp_path)], env={"FASTDRAFT_MEMORY_KEY": ""}
-    )
+    result = fastdraft("ls", str(tmp_path), key="")
     assert result.exit_code == 1 and "FASTDRAFT_MEMORY_KEY, got none" in result.output

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +11,12 @@ import pytest
 pytest.importorskip("transformers")
 import torch
 import transformers
-from click.testing import CliRunner
 
 from byte_tokenizer import byte_tokenizer
 from fastdraft import DraftConfig, Engine, NgramTable, hf
-from fastdraft.cli.app import app
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.files import cache_directory
 from fastdraft.hf import plan
-from fastdraft.memory import common_ngrams as module
 from fastdraft.memory.common_ngrams import (
     common_ngrams,
     common_texts,
@@ -33,29 +28,6 @@ from fastdraft.memory.ngrams import build
 from fastdraft.serving.host import Target, host_arguments
 from fastdraft.serving.settings import MemorySettings
 from hf_models import tiny_model
-
-
-@pytest.fixture
-def whole_text_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def cache(whole_text_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder, for tables of a part of the text: all of it takes a byte tokenizer seconds."""
-    lines = bz2.decompress(module._packed()).splitlines(keepends=True)
-    part = bz2.compress(b"".join(lines[:400]))
-    monkeypatch.setattr(module, "_packed", lambda: part)
-    return whole_text_cache
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tokenizer of bytes."""
-    folder = tmp_path_factory.mktemp("model")
-    byte_tokenizer().save_pretrained(folder)
-    return folder
 
 
 def file_in(cache: Path) -> Path:
@@ -213,22 +185,3 @@ def test_a_host_has_it_unless_its_operator_says_otherwise(tmp_path: Path, model:
     assert engine(None).config.ngrams is None
     assert engine(Target("any", str(tmp_path))).config.ngrams is None
     assert engine(target, DraftConfig(vocabulary=64)).config.ngrams is None
-
-
-@pytest.mark.usefixtures("cache")
-def test_replay_drafts_from_it_where_it_knows_the_tokenizer(tmp_path: Path, model: Path) -> None:
-    log, results = tmp_path / "log.jsonl", tmp_path / "results.json"
-    log.write_text(json.dumps({"prompt": "2 + 2", "output": "This is an important step."}) + "\n")
-
-    def accepted(*options: str) -> int:
-        command = ["replay", str(log), "--tokenizer", str(model), "--json", str(results)]
-        done = CliRunner().invoke(app, [*command, "--token-cost", "0", *options])
-        assert done.exit_code == 0, done.output
-        [family] = json.loads(results.read_text())["runs"][0]["families"].values()
-        return int(family["accepted"])
-
-    assert accepted() > 5 > accepted("--no-ngrams")
-    refused = CliRunner().invoke(
-        app, ["replay", str(log), "--ngrams", str(log), "--no-ngrams", "--tokenizer", str(model)]
-    )
-    assert "give either --ngrams or --no-ngrams" in refused.output

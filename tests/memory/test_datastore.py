@@ -9,42 +9,35 @@ import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from command_line import fastdraft, succeed
 from fastdraft import Datastore
-from fastdraft.cli.app import app
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 from fastdraft.memory.datastore import DatastoreWriter, Occurrence, build, fingerprint
 from oracles.samples import Samples
+from programs import run_python
 
 ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
-KEPT_LIVE, KEPT_FROZEN = 31, 64  # places of each n-gram
+KEPT_LIVE, KEPT_FROZEN = 31, 64  # occurrences of each n-gram
 CONTEXT, STEP = 2 * LONGEST, LONGEST
 MARK = -1
 BLOCK = 4 * 1024 + 80  # what a store grows by
 
 
-def run(program: str, *arguments: object) -> str:
-    """What a process of its own prints."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-    return done.stdout
-
-
 class Log:
-    """What a store promises: a list of tokens with a mark before each document."""
+    """The contract of a store: a list of tokens with a mark before each document."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.indexed: list[bool] = []  # whether what ends before the token can be found
+        self.indexed: list[bool] = []  # True if what ends before the token can be found
         self.prefixes: dict[tuple[int, ...], int] = {}
 
     def add(self, document: list[int], begin: int) -> None:
@@ -61,7 +54,7 @@ class Log:
 
     @classmethod
     def frozen(cls, documents: list[list[int]], segment_tokens: int) -> Log:
-        """What a writer makes of documents: segments that repeat some context."""
+        """The log of a written file: segments that repeat some context."""
         log = cls()
         segment = 0
         for document in filter(None, documents):
@@ -201,7 +194,7 @@ def test_live_store_is_a_list_whose_oldest_tokens_leave(
 
 @pytest.mark.parametrize("token", [2**22, 2**31 - 1])
 def test_what_no_vocabulary_has_ends_a_draft(token: int, tmp_path: Path) -> None:
-    """As the numbers that hosts put in the place of an image."""
+    """As the numbers by which hosts replace an image."""
     store = Datastore(max_bytes=1 << 20)
     text = [1, 2, 3, 4, 2**22 - 2, *[token] * 2000, 5, 6, 7, 8]
     for _ in range(3):
@@ -241,7 +234,7 @@ def test_prompts_keep_about_as_many_samples_each(
 ) -> None:
     store = Datastore(max_bytes=LEAST + BLOCK * blocks)
     first, second = let_prompts_repeat(store)
-    # Of the first one nobody can know yet that its prompt will come again.
+    # When the first one enters, its prompt has no other sample.
     samples = Samples().enter((), first).enter(tuple(second[:-1]), second)
     for number, (prompt, size) in enumerate(drawn):
         short, tokens = sample(prompt, seed + number, size)
@@ -277,7 +270,7 @@ def test_a_prompt_that_returns_finds_its_samples_in_half_of_the_memory() -> None
                 output[50:55] = mark
                 store.add([*[prompt] * 9, *output.tolist()], prompt_size=9)
         added = prompts * of_each * (10 + tokens_of_each)
-        # Of each token that is added at most one is moved.
+        # At most one token is moved for each one that is added.
         assert store.end - begin <= 2 * added
     assert len(store) < 0.52 * added
     assert found >= 0.8 * 3 * prompts
@@ -311,7 +304,7 @@ assert store.bytes > 0.95 * LIMIT, store.bytes
 grown = peak() - before
 assert grown <= 1.05 * LIMIT, (grown, LIMIT)
 """
-    run(program)
+    run_python(program)
 
 
 def test_a_small_store_takes_little_memory() -> None:
@@ -373,8 +366,8 @@ def test_closed_stores(frozen_path: Path) -> None:
     Datastore.open(frozen_path)
 
 
-def _write(path: Path, texts: list[list[int]], segment_tokens: int) -> None:
-    with DatastoreWriter(path, segment_tokens=segment_tokens) as writer:
+def _write(path: Path, texts: Sequence[Any], segment_tokens: int, **options: Any) -> None:
+    with DatastoreWriter(path, segment_tokens=segment_tokens, **options) as writer:
         for text in texts:
             writer.begin_document()
             writer.append(text)
@@ -405,10 +398,10 @@ def test_a_frozen_store_holds_any_token(tmp_path: Path, largest: int) -> None:
         assert store.find([256**width - 1]) == store.find([256**width - 65]) == []
 
 
-def test_a_frozen_store_knows_the_latest_places_of_an_ngram(tmp_path: Path) -> None:
+def test_a_frozen_store_knows_the_latest_occurrences_of_an_ngram(tmp_path: Path) -> None:
     _write(tmp_path / "store.fds", [[7] * 3000], 1024)
     store = Datastore.open(tmp_path / "store.fds")
-    found = [place.next for place in store.find([7], most=1000, links=1000)]
+    found = [each.next for each in store.find([7], most=1000, links=1000)]
     # The last segment holds 59 tokens behind its context.
     kept = {3195: 59, 3071: 64, 2047: 64, 1023: 64}
     assert found == [latest - i for latest, count in kept.items() for i in range(count)]
@@ -488,10 +481,8 @@ def test_what_has_left_is_not_saved(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def frozen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("frozen") / "store.fds"
-    with DatastoreWriter(path, fingerprint=b"f" * 32, segment_tokens=1024) as writer:
-        for seed in range(6):
-            writer.begin_document()
-            writer.append(document(seed, 700, 20))
+    texts = [document(seed, 700, 20) for seed in range(6)]
+    _write(path, texts, 1024, fingerprint=b"f" * 32)
     return path
 
 
@@ -529,10 +520,10 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
             Datastore.open(tmp_path / "foreign")
     with pytest.raises(DatastoreError, match=r"cannot open .*missing\.fds: No such file"):
         Datastore.open(tmp_path / "missing.fds")
-    with pytest.raises(DatastoreError, match="not a regular file"):
-        Datastore.open(tmp_path)
-    with pytest.raises(DatastoreError, match="not a regular file"):
-        Datastore.open(os.devnull)
+    os.mkfifo(tmp_path / "fifo")  # whoever opened it as a file would wait for ever
+    for path in (tmp_path, Path(os.devnull), tmp_path / "fifo"):
+        with pytest.raises(DatastoreError, match=f"{path} is not a regular file"):
+            Datastore.open(path)
     newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
     with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 5$"):
         Datastore.open(newer)
@@ -542,20 +533,6 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
     expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
     with pytest.raises(DatastoreError, match=expected):
         Datastore.open(frozen_path, fingerprint=b"g" * 32)
-
-
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    program = """
-import sys
-from fastdraft import Datastore
-from fastdraft.errors import DatastoreError
-try:
-    Datastore.open(sys.argv[1])
-except DatastoreError as error:
-    print(error)
-"""
-    assert run(program, tmp_path / "fifo") == f"{tmp_path / 'fifo'} is not a regular file\n"
 
 
 def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
@@ -574,17 +551,17 @@ def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> N
 def test_damage_between_them_is_found_or_harmless(frozen_path: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     end = directory_offset(frozen_path)
-    for places in [[4096], [end - 1], *random.integers(4096, end, (30, 30)).tolist()]:
+    for offsets in [[4096], [end - 1], *random.integers(4096, end, (30, 30)).tolist()]:
 
-        def scramble(content: bytearray, places: list[int] = places) -> None:
-            for at in places:
+        def scramble(content: bytearray, offsets: list[int] = offsets) -> None:
+            for at in offsets:
                 content[at] ^= int(random.integers(1, 256))
 
         path = damage(frozen_path, scramble)
         with pytest.raises(DatastoreError, match="the checksum of its segments is wrong: damaged"):
             Datastore.open(path, verify=True)
         for arguments in (["info", path, "--verify"], ["merge", tmp_path / "all.fds", path]):
-            assert "segments is wrong" in command(*arguments).output
+            assert "segments is wrong" in fastdraft("datastore", *arguments).output
         store = Datastore.open(path)
         text = document(0, 700, 20)
         for at in range(10, 700, 30):
@@ -641,7 +618,7 @@ def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_pa
             Datastore.open(tmp_path / "short.fds")
 
 
-# Of the largest token, the tokens, the documents and the weights. Were the largest negative, every
+# The largest token, the tokens, the documents and the weights. Were the largest negative, every
 # number in the file would pass for a token.
 @pytest.mark.parametrize(
     ("at", "numbers", "width"),
@@ -708,9 +685,9 @@ def test_documents_enter_between_the_pieces_of_a_long_one() -> None:
     (found,) = store.find(short[:3], most=1)
     assert store.read(found.next, 9).tolist() == short[3:]
     for at in range(size - 10_000, size, 177):
-        (place,) = store.find(long[at - 40 : at], most=1)
-        assert place.length == LONGEST
-        assert store.read(place.next, 1).tolist() == long[at : at + 1].tolist()
+        (found,) = store.find(long[at - 40 : at], most=1)
+        assert found.length == LONGEST
+        assert store.read(found.next, 1).tolist() == long[at : at + 1].tolist()
     held = len(store)
     store.add(long)
     assert len(store) == held  # which is known by its pieces
@@ -757,7 +734,7 @@ print(status, *(len(Datastore.open(path + name)) for name in ("", "2")))
 """
     if end == "second.finish()":
         program = program.replace(end, f"try: {end}\n        except Exception: os._exit(3)")
-    assert run(program, tmp_path / "x.fds") == f"{3 * ('finish' in end)} 4 3\n"
+    assert run_python(program, tmp_path / "x.fds") == f"{3 * ('finish' in end)} 4 3\n"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.fds", "x.fds2"]
 
 
@@ -837,7 +814,7 @@ except DatastoreError as error:
     print(error)
 assert len(store) == 60_000
 """
-    printed = run(program, path)
+    printed = run_python(program, path)
     assert "cannot write" in printed and "kept.fds: File too large" in printed
     assert [file.name for file in tmp_path.iterdir()] == ["kept.fds"]
     assert path.read_bytes() == frozen_path.read_bytes()
@@ -883,10 +860,6 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["datastore", *map(str, arguments)])
-
-
 def test_command_line_builds_from_every_kind_of_file(tmp_path: Path, tokenizer_file: Path) -> None:
     (tmp_path / "a.txt").write_text("a store holds text and finds it again .\n")
     (tmp_path / "b.jsonl").write_text('{"text": "it finds text"}\n\n{"text": [7, 6, 5, 4]}\n')
@@ -894,8 +867,7 @@ def test_command_line_builds_from_every_kind_of_file(tmp_path: Path, tokenizer_f
     np.save(tmp_path / "d.npy", np.arange(40, 50, dtype=np.int32))
     inputs = sorted(file for file in tmp_path.iterdir())
     out = tmp_path / "out.fds"
-    built = command("build", out, *inputs, "--tokenizer", tokenizer_file)
-    assert built.exit_code == 0, built.output
+    built = succeed("datastore", "build", out, *inputs, "--tokenizer", tokenizer_file)
     assert f"{out}: 38 tokens in 6 documents, {out.stat().st_size:,} bytes" in built.output
     store = Datastore.open(out, fingerprint=fingerprint(tokenizer_file))
     for ids, following in [
@@ -906,8 +878,7 @@ def test_command_line_builds_from_every_kind_of_file(tmp_path: Path, tokenizer_f
     ]:
         found, *_ = store.find(ids)
         assert store.read(found.next, 5).tolist()[: len(following)] == following
-    shown = command("info", out, "--verify")
-    assert shown.exit_code == 0
+    shown = succeed("datastore", "info", out, "--verify")
     assert shown.output.endswith("checksums    right\n")
     assert "documents    6\n" in shown.output
     assert fingerprint(tokenizer_file).hex() in shown.output
@@ -923,8 +894,7 @@ def test_command_line_stores_the_answers_of_logs(tmp_path: Path, tokenizer_file:
     ]
     log, out = tmp_path / "log.jsonl", tmp_path / "answers.fds"
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    built = command("build", out, "--answers", log, "--tokenizer", tokenizer_file)
-    assert built.exit_code == 0, built.output
+    built = succeed(*("datastore", "build", out), "--answers", log, "--tokenizer", tokenizer_file)
     assert f"left out: 1 x no model call, such as {log}, line 3" in built.output
     assert f"{out}: 16 tokens in 4 documents" in built.output
     store = Datastore.open(out, fingerprint=fingerprint(tokenizer_file))
@@ -933,17 +903,6 @@ def test_command_line_stores_the_answers_of_logs(tmp_path: Path, tokenizer_file:
         found, *_ = store.find(ids)
         assert found.output
         assert store.read(found.next, len(following)).tolist() == following
-
-
-def test_command_line_takes_more_text_than_it_holds(tmp_path: Path, tokenizer_file: Path) -> None:
-    line = "a store holds text and finds it again .\n"
-    (tmp_path / "long.txt").write_text(line * 120_000)
-    np.save(tmp_path / "long.npy", np.arange(50_000, dtype=np.uint32))
-    out = tmp_path / "out.fds"
-    inputs = [tmp_path / "long.txt", tmp_path / "long.npy"]
-    built = command("build", out, *inputs, "--tokenizer", tokenizer_file)
-    assert built.exit_code == 0, built.output
-    assert "1,130,000 tokens in 2 documents" in built.output
 
 
 def test_command_line_holds_few_of_many_short_documents(
@@ -957,7 +916,7 @@ def test_command_line_holds_few_of_many_short_documents(
 
     monkeypatch.setattr("fastdraft.cli.texts._encode", encode)
     np.save(tmp_path / "short.npy", np.arange(70_000, dtype=np.int32).reshape(-1, 1))
-    built = command("build", tmp_path / "o.fds", tmp_path / "short.npy")
+    built = succeed("datastore", "build", tmp_path / "o.fds", tmp_path / "short.npy")
     assert "70,000 tokens in 70,000 documents" in built.output
     assert sum(sizes) == 70_000 and max(sizes) <= 1 << 15
 
@@ -983,7 +942,8 @@ def test_command_line_names_what_it_cannot_take(
     (tmp_path / name).write_bytes(content)
     out = tmp_path / "out.fds"
     out.write_bytes(b"what was there")
-    failed = command("build", out, tmp_path / name, "--tokenizer", tokenizer_file)
+    build = ("datastore", "build", out, tmp_path / name, "--tokenizer", tokenizer_file)
+    failed = fastdraft(*build)
     assert failed.exit_code == 1
     assert re.search(message, failed.output), failed.output
     assert out.read_bytes() == b"what was there"
@@ -1001,7 +961,7 @@ def test_command_line_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         (["build", tmp_path / "o.fds", tmp_path / "none.npy"], "none.npy is empty"),
         (["info", tmp_path / "x.txt"], "not a datastore"),
     ]:
-        failed = command(*arguments)
+        failed = fastdraft("datastore", *arguments)
         assert failed.exit_code != 0
         assert message in failed.output
 
@@ -1022,7 +982,7 @@ def test_a_store_that_may_grow_loses_nothing() -> None:
     assert len(store) == 200_000 + CONTEXT and calls == [0] * len(calls)
     # Only as it is needed.
     assert store.bytes > store.max_bytes - (1 << 18) and len(calls) > 40
-    # Where the limit stays, the oldest text leaves.
+    # If the limit stays, the oldest text leaves.
     limit = store.max_bytes
     store.add(text + 1, grow=lambda: None)
     assert store.begin > 0 and store.bytes <= limit
@@ -1041,14 +1001,11 @@ def test_what_grow_does_wrong_ends_the_call_alone() -> None:
 @pytest.mark.parametrize("alphabet", [3, 70_000])
 def test_joined_stores_find_what_their_documents_hold(tmp_path: Path, alphabet: int) -> None:
     """With segments of 1,024 tokens, so that documents go on from one to the next."""
-    chance = np.random.default_rng(0)
-    documents = [chance.integers(0, alphabet, size) for size in (3000, 5, 1, 1024, 900, 2500)]
+    random = np.random.default_rng(0)
+    documents = [random.integers(0, alphabet, size) for size in (3000, 5, 1, 1024, 900, 2500)]
     with DatastoreWriter(tmp_path / "joined.fds", segment_tokens=1024) as joined:
         for part in (documents[:2], documents[2:]):
-            with DatastoreWriter(tmp_path / "part.fds", segment_tokens=1024) as writer:
-                for document in part:
-                    writer.begin_document()
-                    writer.append(document)
+            _write(tmp_path / "part.fds", part, 1024)
             joined.append_all(Datastore.open(tmp_path / "part.fds"))
     store = Datastore.open(tmp_path / "joined.fds")
     for document in documents:
@@ -1085,15 +1042,14 @@ def test_command_line_merges(tmp_path: Path, tokenizer_file: Path) -> None:
     (tmp_path / "y.txt").write_text("a store holds text")
     option = ("--tokenizer", tokenizer_file)
     for name, inputs in {"x": ["x.npy"], "y": ["y.txt"], "xy": ["x.npy", "y.txt"]}.items():
-        built = command("build", tmp_path / f"{name}.fds", *(tmp_path / i for i in inputs), *option)
-        assert built.exit_code == 0, built.output
+        paths = (tmp_path / f"{name}.fds", *(tmp_path / each for each in inputs))
+        succeed("datastore", "build", *paths, *option)
     out = tmp_path / "out.fds"
-    merged = command("merge", out, tmp_path / "x.fds", tmp_path / "y.fds")
-    assert merged.exit_code == 0, merged.output
+    merged = succeed("datastore", "merge", out, tmp_path / "x.fds", tmp_path / "y.fds")
     assert "24 tokens in 2 documents" in merged.output
     assert out.read_bytes() == (tmp_path / "xy.fds").read_bytes()
-    assert command("build", tmp_path / "other.fds", tmp_path / "x.npy").exit_code == 0
-    refused = command("merge", out, tmp_path / "x.fds", tmp_path / "other.fds")
+    succeed("datastore", "build", tmp_path / "other.fds", tmp_path / "x.npy")
+    refused = fastdraft("datastore", "merge", out, tmp_path / "x.fds", tmp_path / "other.fds")
     assert refused.exit_code == 1 and "other.fds must be of the tokenizer of" in refused.output
 
 
@@ -1125,11 +1081,13 @@ def test_a_sample_that_comes_again_enters_once() -> None:
         tokens = len(copy)
         assert tokens == len(source)
         copy._load(begun, None)
-        # What is shorter than a step of the index is not looked for.
+        # A part shorter than a step of the index is not looked for.
         assert len(copy) <= tokens + (64 + 31 if shared >= 64 else 0)
-        # What goes on otherwise enters.
+        # A text that goes on otherwise enters.
         source.add(np.concatenate([prompt, output[:200], output[:100]]), prompt_size=shared)
         again, _ = source._dump(source.begin, 1 << 20)
         before = len(copy)
         copy._load(again, None)
         assert len(copy) >= before + 100
+    with pytest.raises(ValueError, match="text must have 5 bytes a token, got 7"):
+        copy._load(b"1234567", None)

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from byte_tokenizer import byte_tokenizer
+from command_line import fastdraft, succeed
 from fastdraft import Datastore, DraftConfig, Engine, NgramTable, Source
-from fastdraft.cli.app import app
 from fastdraft.config import PromptLookup
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.memory.datastore import fingerprint
@@ -32,6 +30,14 @@ CHECKSUM = HEADER - 4
 # Few tokens, of which contexts return, and the largest one.
 tokens = st.integers(0, 3) | st.just(LARGEST)
 texts_of_groups = st.lists(st.tuples(st.lists(tokens, max_size=20), st.integers(0, 4)), max_size=12)
+
+
+def guessed(table: NgramTable, text: Sequence[int], most: int) -> list[tuple[int, int, int]]:
+    """As the oracle has them: token, order, half bits."""
+    return [
+        (each.token, each.order, round(-2 * log2(each.probability)))
+        for each in table.guess(text, most=most)
+    ]
 
 
 @settings(max_examples=300, deadline=None)
@@ -51,11 +57,7 @@ def test_a_table_is_the_oracles(
     assert table.largest_token == max(chain(*texts), default=-1)
     assert table.bytes == path.stat().st_size
     for text in [*map(list, oracle), *asked, *texts]:
-        found = [
-            (g.token, g.order, round(-2 * log2(g.probability)))
-            for g in table.guess(text, most=most)
-        ]
-        assert found == guess(oracle, text, most)
+        assert guessed(table, text, most) == guess(oracle, text, most)
         known = [
             text[i] in [token for token, *_ in guess(oracle, text[:i], most)]
             for i in range(1, len(text))
@@ -70,11 +72,7 @@ def test_a_large_text_is_counted_as_the_oracle_does(tmp_path: Path) -> None:
     table, oracle = NgramTable.open(tmp_path / "table.fdn"), count(texts, range(60))
     assert table.num_contexts == len(oracle) > 900
     for context in oracle:
-        found = [
-            (g.token, g.order, round(-2 * log2(g.probability)))
-            for g in table.guess(context, most=24)
-        ]
-        assert found == guess(oracle, context, 24)
+        assert guessed(table, context, 24) == guess(oracle, context, 24)
 
 
 def test_answers_to_one_question_count_once(tmp_path: Path) -> None:
@@ -143,9 +141,9 @@ def test_a_file_that_is_no_table_is_refused_in_a_sentence(tmp_path: Path) -> Non
 def test_each_damaged_byte_is_noticed(tmp_path: Path) -> None:
     table_of(tmp_path, [[1, 2, 3, 4], [2, 3, 5]] * 2)
     content = (tmp_path / "table.fdn").read_bytes()
-    for place in range(len(content)):
+    for offset in range(len(content)):
         damaged = bytearray(content)
-        damaged[place] ^= 1 << place % 8
+        damaged[offset] ^= 1 << offset % 8
         (tmp_path / "damaged.fdn").write_bytes(damaged)
         with pytest.raises(DatastoreError):
             NgramTable.open(tmp_path / "damaged.fdn")
@@ -190,19 +188,6 @@ def test_what_nothing_copies_is_drafted_from_the_table(tmp_path: Path) -> None:
     assert with_table.propose(copied, token_cost=0).tolist() == [6, 0, 1]
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["ngrams", *map(str, arguments)])
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tokenizer of bytes."""
-    pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("model")
-    byte_tokenizer().save_pretrained(folder)
-    return folder
-
-
 def test_the_command_counts_answers_once_a_question_and_reports(
     tmp_path: Path, model: Path
 ) -> None:
@@ -212,18 +197,17 @@ def test_the_command_counts_answers_once_a_question_and_reports(
         for number in range(40)
     ]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    built = run("build", out, log, "--answers", "--no-common", "--tokenizer", model)
-    assert built.exit_code == 0, built.output
+    option = ("--tokenizer", model)
+    built = succeed("ngrams", "build", out, log, "--answers", "--no-common", *option)
     table = NgramTable.open(out, fingerprint=fingerprint(model))
     assert f"{table.num_entries} n-grams after {table.num_contexts} contexts" in built.output
     assert "from 640 tokens in 20 texts" in built.output
     # Two questions of twenty are held out; in their answers all is known.
     assert "held out: 100.0% of 60 tokens of every tenth text" in built.output
-    with_common = run("build", out, log, "--answers", "--tokenizer", model)
+    with_common = succeed("ngrams", "build", out, log, "--answers", *option)
     assert "held out: 100.0% of 60 tokens" in with_common.output
     assert NgramTable.open(out).num_entries > 1000 > table.num_entries
-    shown = run("info", out, "The answer i", "--tokenizer", model)
-    assert shown.exit_code == 0, shown.output
+    shown = succeed("ngrams", "info", out, "The answer i", *option)
     assert fingerprint(model).hex() in shown.output
     assert "'s', after the last 3" in shown.output
 
@@ -233,8 +217,8 @@ def test_the_command_cuts_long_texts_and_takes_any_file(tmp_path: Path, model: P
     (tmp_path / "b.jsonl").write_text('{"text": "to be"}\n{"text": [1, 2, 3]}\n')
     np.save(tmp_path / "c.npy", np.arange(20, 32).reshape(2, 6))
     inputs = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.npy")]
-    built = run("build", tmp_path / "out.fdn", *inputs, "--no-common", "--tokenizer", model)
-    assert built.exit_code == 0, built.output
+    out, option = tmp_path / "out.fdn", ("--tokenizer", model)
+    built = succeed("ngrams", "build", out, *inputs, "--no-common", *option)
     assert "from 4,020 tokens in 8 texts" in built.output  # 4 pieces of the first file
     assert "held out" not in built.output
     for arguments, message in (
@@ -242,31 +226,32 @@ def test_the_command_cuts_long_texts_and_takes_any_file(tmp_path: Path, model: P
         (["info", inputs[0]], "a.txt: not a table of n-grams"),
         (["info", tmp_path / "out.fdn", "to"], "TEXT needs --tokenizer"),
     ):
-        refused = run(*arguments)
+        refused = fastdraft("ngrams", *arguments)
         assert refused.exit_code != 0
         assert message in refused.output
     assert not (tmp_path / "o.fdn").exists()
 
 
+@pytest.mark.usefixtures("cache")
 def test_replay_drafts_from_a_table(tmp_path: Path, model: Path) -> None:
     log, out = tmp_path / "log.jsonl", tmp_path / "out.fdn"
-    answer = "A sentence that no prompt holds."
+    answer = "This is an important step, which no prompt holds: xqzj."
     log.write_text(json.dumps({"prompt": "2 + 2", "output": answer}) + "\n")
     texts = tmp_path / "texts.jsonl"
     texts.write_text(2 * (json.dumps({"text": answer}) + "\n"))
-    run("build", out, texts, "--no-common", "--tokenizer", model)
-    results = []
-    for options in (["--no-ngrams"], ["--ngrams", out]):
-        command = [log, "--tokenizer", model, "--json", tmp_path / "result.json", *options]
-        replayed = CliRunner().invoke(app, ["replay", *map(str, command)])
-        assert replayed.exit_code == 0, replayed.output
-        [family] = json.loads((tmp_path / "result.json").read_text())["runs"][0][
-            "families"
-        ].values()
-        results.append(family["accepted"])
-    assert results[1] > 10 > results[0]
+    option = ("--tokenizer", model)
+    succeed("ngrams", "build", out, texts, "--no-common", *option)
+
+    def accepted(*options: object) -> int:
+        results = tmp_path / "results.json"
+        succeed("replay", log, *option, "--json", results, "--token-cost", 0, *options)
+        [family] = json.loads(results.read_text())["runs"][0]["families"].values()
+        return int(family["accepted"])
+
+    # Without options it drafts from the table that comes with fastdraft.
+    assert accepted("--no-ngrams") < accepted() < accepted("--ngrams", out)
+    refused = fastdraft("replay", log, *option, "--ngrams", log, "--no-ngrams")
+    assert "give either --ngrams or --no-ngrams" in refused.output
     build(out, [[1, 2]] * 2, fingerprint=b"o" * 32)
-    refused = CliRunner().invoke(
-        app, ["replay", str(log), "--tokenizer", str(model), "--ngrams", str(out)]
-    )
+    refused = fastdraft("replay", log, *option, "--ngrams", out)
     assert "out.fdn: of another tokenizer" in refused.output

@@ -1,4 +1,4 @@
-"""What drafts are worth: shares, intervals, costs on GPUs, and the page for a colleague."""
+"""The worth of drafts: shares, intervals, costs on GPUs, and the page for a colleague."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from fastdraft.cli.app import app
+from command_line import succeed
 from fastdraft.replay import FamilyResult, Record, ReplayResult, Trace, replay, settings_of
 from fastdraft.replay.answer import (
     LONGEST,
@@ -28,7 +27,7 @@ from fastdraft.stats import DraftStats
 
 
 def result(drafter: str, cost: float, **families: list[tuple[int, int, int]]) -> ReplayResult:
-    """Of families with the steps, emitted and drafted tokens of each session."""
+    """families: the steps, emitted and drafted tokens of each session."""
     found = {}
     for name, sessions in families.items():
         steps, emitted, drafted = map(sum, zip(*sessions, strict=True))
@@ -45,14 +44,14 @@ RESULTS = [
 
 
 def test_shares_and_speeds_are_those_by_hand() -> None:
-    told = sentence(RESULTS[0])
-    assert told.startswith("On these 3 calls, one at a time, fastdraft would save 50% of")
-    assert f": {100 / (50 + 0.1 * 100):.2f} times as fast" in told
-    [interval] = re.findall(r"interval (\S+) to (\S+)\)", told)
+    answer = sentence(RESULTS[0])
+    assert answer.startswith("On these 3 calls, one at a time, fastdraft would save 50% of")
+    assert f": {100 / (50 + 0.1 * 100):.2f} times as fast" in answer
+    [interval] = re.findall(r"interval (\S+) to (\S+)\)", answer)
     low, high = map(float, interval)
     assert 1.0 <= low < 100 / 60 < high <= 2.67  # 40 / (10 + 0.1 * 50)
-    assert told.endswith("where a draft token costs 10.0% of a forward pass.")
-    assert sentence(RESULTS[0]) == told
+    assert answer.endswith("where a draft token costs 10.0% of a forward pass.")
+    assert sentence(RESULTS[0]) == answer
 
 
 def test_one_session_says_nothing_about_others() -> None:
@@ -80,7 +79,7 @@ def test_drafters_stand_side_by_side() -> None:
 
 def test_the_mean_of_families_has_an_interval_of_its_own() -> None:
     low, high = RESULTS[0].interval
-    # Of two families, one always has a speed of 1.
+    # One of the two families always has a speed of 1.
     slow, fast = 40 / (20 + 0.1 * 50), 40 / (10 + 0.1 * 50)
     assert (low, high) == pytest.approx((slow**0.5, fast**0.5))
     assert low < RESULTS[0].geometric_mean < high
@@ -166,11 +165,10 @@ def test_the_page_escapes_what_was_recorded() -> None:
     assert "<script" not in html and "&lt;script&gt;" in html
 
 
-def test_the_command_tells_and_writes_the_answer(tmp_path: Path) -> None:
+def test_the_command_prints_and_writes_the_answer(tmp_path: Path) -> None:
     page, data = tmp_path / "page.html", tmp_path / "results.json"
     options = ["--html", str(page), "--json", str(data), "--drafter", "default"]
-    done = CliRunner().invoke(app, ["replay", "--sample", *options, "--drafter", "prompt-lookup"])
-    assert done.exit_code == 0, done.output
+    done = succeed("replay", "--sample", *options, "--drafter", "prompt-lookup")
     ours, _ = json.loads(data.read_text())["runs"]
     steps, emitted = (
         sum(each[name] for each in ours["families"].values()) for name in ("steps", "emitted")
@@ -185,8 +183,7 @@ def test_the_command_tells_and_writes_the_answer(tmp_path: Path) -> None:
 def test_a_mixture_is_replayed_with_its_curve(tmp_path: Path) -> None:
     data = tmp_path / "results.json"
     options = ["--model", "30B-A3B", "--gpu", "B200", "--json", str(data)]
-    done = CliRunner().invoke(app, ["replay", "--sample", *options])
-    assert done.exit_code == 0, done.output
+    done = succeed("replay", "--sample", *options)
     runs = json.loads(data.read_text())["runs"]
     first = [run["curve"][1] - 1 for run in runs]
     assert first == pytest.approx([0.516, 0.356], abs=0.002)

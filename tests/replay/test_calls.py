@@ -19,18 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from fastdraft.cli.app import app
+from command_line import fastdraft
+from exported import Shown
 from fastdraft.replay.calls import Reader
 from fastdraft.replay.forms import Row, mapped
 from fastdraft.replay.lines import JsonLine, RecordError, parse_lines, zstd_module
 from fastdraft.replay.records import read_families
-from fastdraft.replay.tokenizer import TextTokenizer
 
 zstd = zstd_module()
 
@@ -39,7 +38,7 @@ SAID = {"role": "assistant", "content": "hello"}
 ARGUMENTS = {"name": "look", "arguments": '{"at": 1}'}
 CALL = {"type": "function", "id": "c1", "function": {"name": "look", "arguments": {"at": 1}}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-TOLD = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+TOOL_RESULT = {"role": "tool", "tool_call_id": "c1", "content": "5"}
 SYSTEM = {"role": "system", "content": "Be kind."}
 SCHEMA = {"type": "object", "properties": {}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
@@ -78,7 +77,7 @@ ASKED = {"messages": [USER]}
 FIRST_PART = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look"}}]}
 CALL_ITEM = {"type": "function_call", "call_id": "c1", **ARGUMENTS}
 CALL_BLOCK = {"type": "tool_use", "id": "c1", "name": "look", "input": {"at": 1}}
-TOLD_BLOCK = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
+RESULT_BLOCK = {"type": "tool_result", "tool_use_id": "c1", "content": "5"}
 ITEMS = {
     "instructions": "Be kind.",
     "input": [
@@ -95,7 +94,7 @@ BLOCKS = {
     "messages": [
         USER,
         {"role": "assistant", "content": [CALL_BLOCK]},
-        {"role": "user", "content": [TOLD_BLOCK]},
+        {"role": "user", "content": [RESULT_BLOCK]},
     ],
     "tools": [{"name": "look", "input_schema": SCHEMA}],
 }
@@ -121,7 +120,8 @@ BLOCK_EVENTS = events(
     changed(index=1, delta={"partial_json": " 1}"}),
     {"type": "message_stop"},
 )
-ALL = [SYSTEM, USER, CALLED, TOLD]
+ALL = [SYSTEM, USER, CALLED, TOOL_RESULT]
+IDS = {"prompt_token_ids": [1, 2]}
 ONE_CALL = [([USER], SAID)]
 CASES: list[tuple[Any, list[Any]]] = [
     (logged(ASKED, CALL_EVENTS), [([USER], CALLED)]),
@@ -137,6 +137,11 @@ CASES: list[tuple[Any, list[Any]]] = [
     ({"prompt": "hi", "completion": "hello"}, [("hi", "hello")]),
     ({"instruction": "Say", "input": "hi", "output": "hello"}, [("Say\n\nhi", "hello")]),
     ({"input": "hi", "output": "hello"}, [("hi", "hello")]),
+    (logged({"prompt": "a", "echo": True}, {"choices": [{"text": "ab"}]}), [("a", "b")]),
+    (
+        logged({"prompt": [1, 2]}, {"choices": [{"token_ids": [3, 4], "text": "b", **IDS}]}),
+        [([1, 2], [3, 4])],
+    ),
 ]
 CASES += [
     (each, ONE_CALL)
@@ -181,12 +186,16 @@ CHAT = {
     ],
     "tool.definitions": [TOOL],
 }
+WRITTEN = {name: json.dumps(each) for name, each in CHAT.items()}
 SPANS_OF_A_CHAT = [
     {"name": "GET", "attributes": [{"key": "n", "value": {"intValue": "5"}}]},
-    {
-        "name": "chat m",
-        "attributes": attributes(**{name: json.dumps(each) for name, each in CHAT.items()}),
-    },
+    *(
+        {
+            "name": f"{operation} m",
+            "attributes": attributes(**WRITTEN, **{"operation.name": operation}),
+        }
+        for operation in ("invoke_agent", "chat", "execute_tool")  # one call
+    ),
 ]
 SPANS = {"resourceSpans": [{"scopeSpans": [{"spans": SPANS_OF_A_CHAT}]}]}
 NUMBERED = {
@@ -201,12 +210,14 @@ SGLANG = {
     "out": {"text": "hello", "output_ids": [3]},
 }
 CASES += [
-    (SPANS, [([SYSTEM, USER, CALLED, TOLD], {**SAID, "reasoning_content": "Well."})]),
+    (SPANS, [([SYSTEM, USER, CALLED, TOOL_RESULT], {**SAID, "reasoning_content": "Well."})]),
     ({"attributes": {"gen_ai.system": "openai"}}, []),
     (SGLANG, [([1, 2], [3])]),
     ({**SGLANG, "event": "request.received"}, []),
 ]
-CASES += [({"attributes": NUMBERED}, ONE_CALL)]
+# Without the call itself, the span around it counts.
+AROUND = {**NUMBERED, "gen_ai.operation.name": "invoke_agent"}
+CASES += [({"attributes": each}, ONE_CALL) for each in (NUMBERED, AROUND)]
 
 BATCH = [
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}},
@@ -251,18 +262,6 @@ sampling_params={'n': 1}), out={'text': 'hel\\nlo', 'output_ids': [3, 4], 'meta_
 [2026-11-24 10:00:01] Finish: obj=GenerateReqInput(rid='r', text='hi', input_ids=None, \
 stream=False), out={'text': 'hello', 'meta_info': {'id': 'r'}}
 """.replace("\\\n", "")
-
-
-class Shown(TextTokenizer):
-    """Keeps what the chat template gets, and writes it as JSON."""
-
-    def __init__(self) -> None:
-        super().__init__("none")
-        self.tools: list[Any] = []
-
-    def render(self, messages: Any, tools: Any, answer: Any) -> tuple[str, str]:
-        self.tools.append(tools)
-        return json.dumps(messages), json.dumps(answer)
 
 
 def opened(value: Any) -> Any:
@@ -368,10 +367,10 @@ def test_a_log_that_its_clients_wrote_into_takes_linear_time() -> None:
 
 # Counted wrong before: each is the same calls in another form, so it has the same counts.
 
-TOLD_USER = {"role": "user", "content": "and then"}
+FOLLOW_UP = {"role": "user", "content": "and then"}
 TURNS = [
     ([USER], {"role": "assistant", "content": "one two three"}),
-    ([USER, {"role": "assistant", "content": "one two three"}, TOLD_USER], SAID),
+    ([USER, {"role": "assistant", "content": "one two three"}, FOLLOW_UP], SAID),
 ]
 
 
@@ -404,7 +403,7 @@ def test_a_state_of_messages_is_history_and_one_answer(
         for n, (asked, said) in enumerate(TURNS)
     ]
     assert read(*runs)[0] == TURNS
-    # Where the log has the model's own runs, those around them do not count.
+    # In a log with the model's own runs, those around them do not count.
     own = [
         {"id": f"m{n}", "run_type": "llm", "inputs": {"messages": asked}, "outputs": said}
         for n, (asked, said) in enumerate(TURNS)
@@ -416,8 +415,11 @@ def test_a_state_of_messages_is_history_and_one_answer(
 
 
 def test_an_agents_state_has_an_answer_for_each_call_of_the_model() -> None:
-    run = {"inputs": {"messages": [USER]}, "outputs": {"messages": [USER, CALLED, TOLD, SAID]}}
-    assert read(run)[0] == [([USER], CALLED), ([USER, CALLED, TOLD], SAID)]
+    run = {
+        "inputs": {"messages": [USER]},
+        "outputs": {"messages": [USER, CALLED, TOOL_RESULT, SAID]},
+    }
+    assert read(run)[0] == [([USER], CALLED), ([USER, CALLED, TOOL_RESULT], SAID)]
 
 
 @pytest.mark.parametrize("text", [json.dumps, lambda value: value])
@@ -441,29 +443,6 @@ def test_langfuses_generations_count_and_spans_do_not(text: Callable[[Any], Any]
     assert reasons(reader) == {"no model call": 4, "not a model's call, but around one": 2}
     trace = {"input": text({"messages": [USER]}), "output": text(SAID), "observations": rows}
     assert read(trace)[0] == TURNS
-
-
-def span(operation: str, asked: Any, said: Any, name: str) -> dict[str, Any]:
-    told = {"operation.name": operation, "input.messages": json.dumps(asked)}
-    made = attributes(**told, **{"output.messages": json.dumps(said)})
-    return {"spanId": name, "attributes": made}
-
-
-def test_a_span_around_a_call_does_not_count_again() -> None:
-    def parts(each: dict[str, Any]) -> dict[str, Any]:
-        return message(each["role"], part("text", content=each["content"]))
-
-    spans = []
-    for n, (asked, said) in enumerate(TURNS):
-        both = [list(map(parts, asked)), [{**parts(said), "finish_reason": "stop"}]]
-        spans += [
-            span("invoke_agent", *both, f"a{n}"),
-            span("chat", *both, f"c{n}"),
-            span("execute_tool", *both, f"t{n}"),
-        ]
-    assert read({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})[0] == TURNS
-    # Alone, they are all that is known.
-    assert read(*[each for each in spans if each["spanId"][0] == "a"])[0] == TURNS
 
 
 def test_equal_ids_with_equal_texts_count_once() -> None:
@@ -541,7 +520,7 @@ def turns_of(session: Sequence[Any], *lines: Any) -> None:
     assert len({each["session"] for each in records}) == 1
 
 
-SESSION = [USER, CALLED, TOLD, SAID, USER, SAID]
+SESSION = [USER, CALLED, TOOL_RESULT, SAID, USER, SAID]
 
 
 def claude(*messages: Any, parents: bool) -> list[Any]:
@@ -569,13 +548,13 @@ def test_claude_codes_sessions_are_read(parents: bool) -> None:
         ("user", "hi"),
         ("assistant", [{"type": "thinking", "thinking": "Hm.", "signature": "x"}]),
         ("assistant", [CALL_BLOCK]),
-        ("user", [TOLD_BLOCK]),
+        ("user", [RESULT_BLOCK]),
         ("assistant", [text("hello")]),
         parents=parents,
     )
     thought = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
     found, reader, _ = read(*lines)
-    assert found == [([USER], {**thought, **CALLED}), ([USER, thought, CALLED, TOLD], SAID)]
+    assert found == [([USER], {**thought, **CALLED}), ([USER, thought, CALLED, TOOL_RESULT], SAID)]
     assert reasons(reader) == {"no model call": 1}  # the summary
 
 
@@ -596,7 +575,7 @@ def test_codexs_sessions_are_read() -> None:
         line("event_msg", type="agent_message", message="hello"),
         item(type="message", role="assistant", content=[text("hello", "output_text")]),
     ]
-    turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *lines)
+    turns_of([SYSTEM, USER, CALLED, TOOL_RESULT, SAID], *lines)
 
 
 def event(kind: str, source: str, **fields: Any) -> dict[str, Any]:
@@ -625,7 +604,7 @@ OPENHANDS = [
 
 
 def test_openhands_events_are_read() -> None:
-    turns_of([SYSTEM, USER, CALLED, TOLD, SAID], *OPENHANDS)
+    turns_of([SYSTEM, USER, CALLED, TOOL_RESULT, SAID], *OPENHANDS)
 
 
 STEPS = [
@@ -646,11 +625,6 @@ STEPS = [
     [
         SESSION,
         {"messages": SESSION},
-        {
-            "messages": SESSION,
-            "info": {"exit_status": "Submitted"},
-            "trajectory_format": "mini-swe-agent-1",
-        },
         {"trajectory": [{"action": "look", "observation": "5"}], "history": SESSION, "info": {}},
         {
             "conversations": [
@@ -680,7 +654,7 @@ def test_lines_that_are_messages_are_one_conversation() -> None:
 
 def test_harbors_trajectories_are_read() -> None:
     value = {"schema_version": "ATIF-v1.2", "session_id": "s", "steps": STEPS}
-    turns_of([USER, CALLED, TOLD, SAID], value)
+    turns_of([USER, CALLED, TOOL_RESULT, SAID], value)
 
 
 def test_demonstrations_are_no_answers() -> None:
@@ -786,13 +760,6 @@ SHAPES += [
                 "llm_output": {},
             },
         },
-        {
-            "call_type": "acompletion",
-            "request_id": "1",
-            "messages": "{}",
-            "response": json.dumps(RESPONSE),
-            "proxy_server_request": json.dumps({"model": "m", "messages": [USER]}),
-        },
         logged(
             {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
             {"candidates": [{"content": {"role": "model", "parts": [{"text": "hello"}]}}]},
@@ -848,8 +815,8 @@ SHAPES += [
         [("hi", "hello")],
     ),
     (
-        {"prompt": [USER], "completion": [CALLED, TOLD, SAID]},
-        [([USER], CALLED), ([USER, CALLED, TOLD], SAID)],
+        {"prompt": [USER], "completion": [CALLED, TOOL_RESULT, SAID]},
+        [([USER], CALLED), ([USER, CALLED, TOOL_RESULT], SAID)],
     ),
 ]
 SHAPES += [
@@ -947,10 +914,9 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        logged("x", {}),
+NO_CALLS: list[tuple[Any, str]] = [
+    (line, "")
+    for line in (
         logged(json.dumps({"prompt": "\ud800"}), {"choices": [{"text": "x"}]}),
         logged("[" * 100_000, {}),
         logged({}, "data: x"),
@@ -959,8 +925,6 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
         {"messages": [USER], "response": None, "model_parameters": 5},
         logged({"messages": [5]}, {"type": "message", "content": []}),
         logged(ASKED, {"what": 5}),
-        logged({"messages": [{"role": "user", "content": 5}]}, RESPONSE),
-        logged({"prompt": "x", "prediction": {"content": 5}}, {"choices": [{"text": "y"}]}),
         {"messages": [5, 6]},
         {"messages": []},
         {"conversations": [{"from": []}]},
@@ -981,16 +945,41 @@ def test_null_contents_and_arguments_are_read(message: Any) -> None:
         "5",
         "null",
         "x",
-    ],
-)
-def test_what_is_no_call_is_counted_and_told(line: Any) -> None:
+    )
+]
+TEXT = {"choices": [{"text": "y"}]}
+NO_CALLS += [
+    ({"prompt": "x"}, "no model call, such as f, line 1, which has prompt"),
+    (logged("x", {}), "no answer, such as f, line 1"),
+    (logged({"prompt": "x"}, {"choices": [{}]}), "no answer, such as f, line 1"),
+    (logged({}, [1]), "no messages and no prompt"),
+    (logged({}, TEXT), "a request holds no messages and no prompt"),
+    ({"prompt": "x", "output": 5}, "must be text, messages or choices, got 5"),
+    (logged({"prompt": [1]}, TEXT), "a prompt of token ids needs those of its answer"),
+    (
+        logged({"prompt": [1]}, {"choices": [{**IDS, "token_ids": [-1]}]}),
+        "output_ids must be a list of integers from 0 to 2^31 - 1, got [-1]",
+    ),
+    (
+        logged({"messages": [{"role": "user", "content": [5]}]}, RESPONSE),
+        "a message's content must be text or parts, got 5",
+    ),
+    (
+        logged({"prompt": "x", "prediction": {"content": 5}}, TEXT),
+        "prediction.content must be a string or a list of text parts, got 5",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), NO_CALLS)
+def test_a_line_that_is_no_call_is_counted_and_named(line: Any, reason: str) -> None:
     found, reader, _ = read(line, logged(ASKED, RESPONSE))
     assert found == [([USER], SAID)]
     left_out = [each for each in reader.summary() if each.startswith("left out: 1 x ")]
-    assert len(left_out) == 1 and "f, line 1" in left_out[0]
+    assert len(left_out) == 1 and "f, line 1" in left_out[0] and reason in left_out[0]
 
 
-def test_what_is_wrong_within_a_string_that_is_json_is_told() -> None:
+def test_a_fault_within_a_string_that_is_json_is_named() -> None:
     bad = logged({"messages": [5]}, RESPONSE)
     _, reader, _ = read({"log": json.dumps(bad)})
     assert reader.left_out["not understood"][1] == "f, line 1: a message must be an object, got 5"
@@ -1074,10 +1063,10 @@ def test_a_servers_log_is_read_by_lines(tmp_path: Path, text: str) -> None:
         zstd.compress(b"{}\n{}\n")[:-3],
     ],
 )
-def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:
+def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
     log = tmp_path / "log"
     log.write_bytes(content)
-    result = CliRunner().invoke(app, ["replay", str(log)])
+    result = fastdraft("replay", log)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith("Error: ")
     assert str(log) in result.stderr
@@ -1131,14 +1120,14 @@ def test_what_has_no_end_is_refused(
     monkeypatch.setattr("fastdraft.replay.lines.MOST_BYTES", 1 << 20)
     log = tmp_path / "log"
     log.write_bytes(content)
-    result = CliRunner().invoke(app, ["replay", str(log)])
+    result = fastdraft("replay", log)
     assert result.exit_code == 1, result.output
     assert message in result.stderr
 
 
 def test_a_device_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdraft.replay.lines.MOST_BYTES", 1 << 20)
-    result = CliRunner().invoke(app, ["replay", "/dev/zero"])
+    result = fastdraft("replay", "/dev/zero")
     assert result.exit_code == 1
     assert "/dev/zero, line 1: a line has more than 1,048,576 bytes" in result.stderr
 
@@ -1201,7 +1190,7 @@ def test_a_refusal_says_what_to_do(tmp_path: Path, name: str, content: str, mess
     tokenizer = tmp_path / "tokenizer.json"
     store = ["datastore", "build", out, "--answers", log, "--tokenizer", tokenizer]
     for command in (["replay", log], store):
-        result = CliRunner().invoke(app, list(map(str, command)))
+        result = fastdraft(*command)
         assert result.exit_code == 1, result.output
         assert message.format(log=log) in result.stderr
         assert "Forms that are read: " in result.stderr and "others by --map" in result.stderr
@@ -1247,7 +1236,7 @@ def test_inspects_references_are_followed_and_its_cache_is_not_asked() -> None:
         "events_data": {"messages": pool},
         "attachments": {"x": "hi", "y": "hello"},
     }
-    # Of several samples in one value none is also read by its messages.
+    # Several samples in one value are not read by their messages too.
     found, reader, _ = read({"samples": [sample, sample]})
     assert found == [([SYSTEM, USER], SAID)] * 2
     assert reasons(reader) == {"no model call": 2}
@@ -1261,7 +1250,7 @@ def test_inspects_archive_is_read_where_zipfile_does_not_know_how_it_is_packed(
     packed = zstd.compress(sample)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("samples/1_epoch_1.json", packed)
-    # The same as an archive of that method: in both places that name it, and the size unpacked.
+    # The same as an archive of that method: both headers name it, and the size unpacked.
     data = bytearray(path.read_bytes())
     for sign, method, size in ((b"PK\3\4", 8, 22), (b"PK\1\2", 10, 24)):
         at = data.index(sign)
@@ -1269,12 +1258,6 @@ def test_inspects_archive_is_read_where_zipfile_does_not_know_how_it_is_packed(
         data[at + size : at + size + 4] = len(sample).to_bytes(4, "little")
     path.write_bytes(data)
     assert [line.text for line in parse_lines(path)] == [sample]
-
-
-def test_evaluations_that_only_score_text_are_no_calls() -> None:
-    sample = {"doc_id": 0, "prompt_hash": "p", "target_hash": "t", "arguments": [["hi", " there"]]}
-    found, reader, _ = read({**sample, "resps": [[["-1.5", "False"]]]})
-    assert not found and reasons(reader) == {"no model call": 1}
 
 
 def test_an_answer_with_the_ids_of_its_prompt_is_a_call_by_itself() -> None:

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fastdraft.cli.app import app
+from command_line import succeed
 from fastdraft.errors import InvalidValueError
 from fastdraft.memory.datastore import build
 from fastdraft.replay.cluster import Cluster
@@ -38,12 +37,6 @@ def local() -> Iterator[Any]:
     cluster.add_node(**size)
     yield cluster
     cluster.shutdown()
-
-
-def fastdraft(*arguments: object) -> Result:
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done
 
 
 def test_results_come_in_the_order_of_the_items_and_errors_as_raised(local: Any) -> None:
@@ -107,51 +100,45 @@ def test_what_workers_read_ahead_is_not_held_here(local: Any, tmp_path: Path) ->
     assert numbers == list(range(48))
 
 
-def test_a_store_is_the_same_and_so_is_what_merge_makes(local: Any, tmp_path: Path) -> None:
+def test_a_store_is_the_same(local: Any, tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({str(word): word for word in range(50)}, unk_token="0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    chance = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     inputs = []
     for number in range(6):
         inputs.append(tmp_path / f"{number}.txt")
-        words = chance.integers(0, 50, 20_000)
+        words = random.integers(0, 50, 20_000)
         inputs[-1].write_text("\n".join(map(str, words)))
     inputs.append(tmp_path / "6.jsonl")
     lines = [{"text": "1 2 3"}, {"text": [7, 8, 9]}, {"text": ""}, {"text": "4 5"}]
     inputs[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
-    np.save(tmp_path / "7.npy", chance.integers(0, 50, (30, 100)))
+    np.save(tmp_path / "7.npy", random.integers(0, 50, (30, 100)))
     inputs.append(tmp_path / "7.npy")
     option = ("--tokenizer", tmp_path / "tokenizer.json")
-    fastdraft("datastore", "build", tmp_path / "one.fds", *inputs, *option)
-    fastdraft("datastore", "build", tmp_path / "a.fds", *inputs[:3], *option)
-    fastdraft("datastore", "build", tmp_path / "b.fds", *inputs[3:], *option)
-    fastdraft(
-        *("datastore", "build", tmp_path / "ray.fds", *inputs, *option, "--ray", local.address)
-    )
-    fastdraft("datastore", "merge", tmp_path / "merged.fds", tmp_path / "a.fds", tmp_path / "b.fds")
-    one = (tmp_path / "one.fds").read_bytes()
-    assert (tmp_path / "ray.fds").read_bytes() == one
-    assert (tmp_path / "merged.fds").read_bytes() == one
+    succeed("datastore", "build", tmp_path / "one.fds", *inputs, *option)
+    ray = (tmp_path / "ray.fds", *inputs, *option, "--ray", local.address)
+    succeed("datastore", "build", *ray)
+    assert (tmp_path / "ray.fds").read_bytes() == (tmp_path / "one.fds").read_bytes()
 
 
 def test_a_replay_counts_the_same(local: Any, tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
+    random = np.random.default_rng(0)
     for name in "abc":
         with (tmp_path / f"{name}.jsonl").open("w") as file:
             for number in range(12):
-                prompt, output = chance.integers(0, 20, (2, 60)).tolist()
+                prompt, output = random.integers(0, 20, (2, 60)).tolist()
                 record = {
                     "id": str(number),
                     "prompt_ids": prompt,
                     "output_ids": prompt[:40] + output,
                 }
                 file.write(json.dumps(record) + "\n")
-    build(tmp_path / "store.fds", [chance.integers(0, 20, 500)])
+    build(tmp_path / "store.fds", [random.integers(0, 20, 500)])
     counts = []
     for number, more in enumerate(([], ["--ray", local.address])):
         path = tmp_path / f"{number}.json"
-        fastdraft(
+        succeed(
             *("replay", tmp_path, "--datastore", tmp_path / "store.fds"),
             *("--drafter", "default", "--drafter", "ngram"),
             *("--token-cost", 0, "--token-cost", 0.05),

@@ -1,4 +1,4 @@
-"""What tracers' own packages write is read as the calls that a server of models was asked.
+"""Logs that tracers' own packages write are read as the calls that a server of models got.
 
 The packages that install beside the others write here, while OpenAI's client talks to a server that
 keeps its own count: OpenInference and Langfuse, each through OpenTelemetry's exporter to a console,

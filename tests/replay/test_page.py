@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from fastdraft.cli.app import app
+from command_line import succeed
 from fastdraft.replay import Step, Trace
 from fastdraft.replay.answer import head
 from fastdraft.replay.page import MOST_PROMPT_TOKENS, MOST_TOKENS, choose, page
@@ -54,10 +53,10 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Any]:
     tab.on("pageerror", lambda error: wrong.append(str(error)))
     tab.on("console", lambda message: wrong.append(message.text))
 
-    def open_page(html: str, place: str = "") -> Page:
+    def open_page(html: str, anchor: str = "") -> Page:
         file = tmp_path / "page.html"
         file.write_text(html, "utf-8")
-        tab.goto(file.as_uri() + place)
+        tab.goto(file.as_uri() + anchor)
         return tab
 
     yield open_page
@@ -163,7 +162,7 @@ def test_hostile_text_stays_text(opened: Any) -> None:
     assert html.count("</script>") == 2
     tab = opened(html)
     assert tab.evaluate("window.bad") is None
-    # What HTML cannot show is shown as a replacement.
+    # Characters that HTML cannot show are replaced.
     shown = tab.locator("#text").text_content()
     assert shown.startswith("".join(HOSTILE[:5]))
     assert "<script>" in tab.locator("#title").text_content()
@@ -250,7 +249,7 @@ def test_the_head_fits_any_width_in_light_and_dark(opened: Any, scheme: Any, wid
 def test_a_request_without_steps_is_shown(opened: Any) -> None:
     tab = opened(page([Trace("one", "by hand", [97], [98], letters)], title="x", requests=1))
     assert tab.locator("#text").text_content() == "b"
-    assert tab.locator("#said").text_content() == "The whole answer came with the prompt."
+    assert tab.locator("#said").text_content() == "The prefill emitted the whole answer."
 
 
 def test_ids_are_shown_where_there_is_no_text(opened: Any) -> None:
@@ -288,8 +287,7 @@ def test_the_size_is_bounded_and_what_is_left_out_is_said(opened: Any, tmp_path:
 
 def test_commands_write_the_page(opened: Any, tmp_path: Path) -> None:
     file = tmp_path / "out.html"
-    result = CliRunner().invoke(app, ["replay", "--sample", "--html", str(file)])
-    assert result.exit_code == 0, result.output
+    succeed("replay", "--sample", "--html", file)
     tab = opened(file.read_text("utf-8"))
     options = tab.locator("#request option").all_text_contents()
     assert len(options) == 15

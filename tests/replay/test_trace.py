@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdraft import Datastore, DraftConfig, Engine, Source
-from fastdraft.cli.app import app
+import command_line
+from fastdraft import Datastore, Engine, Source
 from fastdraft.replay import (
     EnginePeer,
     Step,
@@ -29,12 +27,10 @@ from fastdraft.replay import (
 from fastdraft.replay.picture import MOST_LINES, picture
 from fastdraft.replay.samples import SAMPLE
 from fastdraft.replay.trace import draft_texts, origin_of, token_texts
+from programs import run_python
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def fastdraft(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+succeed = functools.partial(command_line.succeed, "replay")
 
 
 def utf8(ids: list[int]) -> str:
@@ -53,7 +49,7 @@ def test_the_texts_of_tokens_are_the_text(text: str) -> None:
 def test_a_character_of_several_tokens_stands_with_its_last_one() -> None:
     assert token_texts(list("aé€".encode()), utf8) == ["a", "", "é", "", "", "€"]
     assert token_texts([7, 8], None) == ["7", " 8"]
-    # What is no character comes out as it is decoded, and later text is not swallowed.
+    # Bytes that are no character stay as they are decoded, and no later text is lost.
     assert "".join(token_texts([0xFF] * 20 + [97], utf8)) == "\ufffd" * 20 + "a"
 
 
@@ -147,21 +143,11 @@ def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -
         "sys.argv = ['fastdraft', 'replay', '--sample', '--show']; main()"
     )
     environment = {**os.environ, "FASTDRAFT_CACHE": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().startswith("edit-1: code_edit, default, token cost 0.02")
-    assert '"""Reads the levels from the file' in re.sub("[⟦⟧«»]", "", done.stdout)
-    assert "⟦context⟧" in done.stdout
+    shown = run_python(code, env=environment, encoding="utf-8")
+    assert shown.strip().startswith("edit-1: code_edit, default, token cost 0.02")
+    assert '"""Reads the levels from the file' in re.sub("[⟦⟧«»]", "", shown)
+    assert "⟦context⟧" in shown
     assert not list(tmp_path.iterdir())
-
-
-def test_the_sample_is_replayed_like_any_records() -> None:
-    result = fastdraft("--sample", "--prediction", "--show", "edit-2")
-    assert result.exit_code == 0, result.output
-    assert "«prediction»" in result.stdout
-    assert '"""Inventory of items."""' in re.sub("[⟦⟧«»]", "", result.stdout)
 
 
 def texts(svg: str) -> list[str]:
@@ -173,8 +159,7 @@ def texts(svg: str) -> list[str]:
 def test_the_picture_is_what_the_terminal_shows(tmp_path: Path) -> None:
     file, again = tmp_path / "answer.svg", tmp_path / "again.svg"
     for each in (file, again):
-        result = fastdraft("--sample", "--show", "call-5-by-hand", "--svg", each)
-        assert result.exit_code == 0, result.output
+        result = succeed("--sample", "--show", "call-5-by-hand", "--svg", each)
     svg = file.read_text("utf-8")
     assert again.read_text("utf-8") == svg
     shown = re.sub(r"[⟦⟧\[\]{}\s─]", "", "".join(texts(svg)))
@@ -208,14 +193,6 @@ def test_a_notebook_shows_a_trace_in_colours() -> None:
     assert "<b>&lt;i&gt;</b>" in html
     assert ">&lt;</span>&gt;</pre>" in html
     assert "2 steps" not in html and "3 tokens, 1 steps" in html
-
-
-def test_chances_are_those_of_the_drafter() -> None:
-    engine = Engine(DraftConfig.ngram(2, 0.1))
-    families, _ = read_sample()
-    trace = trace_request(EnginePeer(engine), families["code_edit"][0])
-    probabilities = [step.probabilities for step in trace.steps if step.probabilities]
-    assert any(0.1 <= each[-1] < 1 for each in probabilities)
 
 
 def test_every_source_has_an_origin() -> None:

@@ -1,12 +1,19 @@
-"""Replicas over a store that fails at random: nothing is lost, twice, or served once forgotten."""
+"""Replicas over a store that fails at random: nothing is lost, twice, or served once forgotten.
+
+The store is one of fsspec's, `chaos://`, and fails in all ways that stores fail in.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections import Counter
+from typing import Any, ClassVar
 
-from chaos_store import ChaosStore
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+
 from fastdraft import Datastore
 from fastdraft.errors import DatastoreError
 from fastdraft.memory.sharing import Objects, Replica
@@ -18,9 +25,107 @@ URL = "chaos://bucket/fleet"
 NAMESPACES = ("a", "b", None)
 
 
+class ChaosStore(MemoryFileSystem):
+    """Objects in memory, with faults at random while `faulty` is set.
+
+    Of 20 calls one fails (`failing`), some after they did what was asked; of 10 reads one is wrong.
+    What was written lately may be listed late and be read in part; what was removed may still be
+    listed.
+    """
+
+    protocol = "chaos"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    faulty = False
+    failing = 0.05  # the probability that a call fails
+    dice = random.Random(0)
+    clock = 0  # in calls
+    born: ClassVar[dict[str, int]] = {}
+    gone: ClassVar[dict[str, int]] = {}
+    lock = threading.RLock()
+
+    @classmethod
+    def begin(cls, seed: int) -> None:
+        """Empties the store."""
+        cls.store.clear()
+        cls.pseudo_dirs[:] = [""]
+        cls.born.clear()
+        cls.gone.clear()
+        cls.dice = random.Random(seed)
+        cls.faulty = False
+        cls.failing = 0.05
+
+    def _call(self) -> bool:
+        """Counts a call; True if it must fail after it did what was asked."""
+        cls = ChaosStore
+        cls.clock += 1
+        if not cls.faulty or cls.dice.random() > cls.failing:
+            return False
+        if cls.dice.random() < 0.5:
+            return True
+        raise cls.dice.choice([OSError, PermissionError, TimeoutError, RuntimeError])("chaos")
+
+    def _is_late(self, since: dict[str, int], path: str) -> bool:
+        cls = ChaosStore
+        late = cls.clock - since.get(path, -99) < cls.dice.randrange(40)
+        return cls.faulty and late
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
+        with self.lock:
+            fails = self._call()
+            content: bytes = super().cat_file(path, start=start, end=end)
+            path = self._strip_protocol(path)
+            if fails:
+                raise OSError("chaos")
+            if self._is_late(self.born, path):
+                content = content[: self.dice.randrange(len(content) + 1)]
+            if self.faulty and content and self.dice.random() < 0.1:
+                at = self.dice.randrange(len(content))
+                kept = b"" if self.dice.random() < 0.5 else content[at + 1 :]
+                content = content[:at] + bytes([content[at] ^ 1]) + kept
+            return content
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        with self.lock:
+            fails = self._call()
+            super().pipe_file(path, value, mode=mode)
+            self.born.setdefault(self._strip_protocol(path), self.clock)
+            if fails:
+                raise OSError("the answer is lost")
+
+    def rm_file(self, path: str) -> None:
+        with self.lock:
+            fails = self._call()
+            super().rm_file(path)
+            self.gone[self._strip_protocol(path)] = self.clock
+            if fails:
+                raise OSError("the answer is lost")
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        with self.lock:
+            if self._call():
+                raise OSError("chaos")
+            found = super().ls(path, detail=True)
+            found = [each for each in found if not self._is_late(self.born, each["name"])]
+            root = self._strip_protocol(path).rstrip("/") + "/"
+            found += [
+                {"name": name, "size": self.dice.randrange(1 << 40), "type": "file"}
+                for name in self.gone
+                if name.startswith(root) and name not in self.store
+                if self._is_late(self.gone, name)
+            ]
+            return found
+
+
+fsspec.register_implementation("chaos", ChaosStore, clobber=True)
+
+
 def check_chaos(seed: int, documents: int) -> Counter[str]:
-    """Says so many documents at replicas that come and go, and forgets some namespaces."""
-    chance = random.Random(seed)
+    """Adds `documents` at replicas that come and go, and forgets some namespaces.
+
+    Returns how many were added and acknowledged, and how many outages there were.
+    """
+    dice = random.Random(seed)
     ChaosStore.begin(seed)
     ChaosStore.faulty = True
     replicas = [_quiet(join(URL)) for _ in range(4)]
@@ -30,15 +135,15 @@ def check_chaos(seed: int, documents: int) -> Counter[str]:
     dead: set[tuple[str | None, int]] = set()  # said before their namespace was forgotten
     found = Counter[str]()
     for number in range(documents):
-        place = chance.randrange(len(replicas))
-        replica = replicas[place]
-        name = chance.choice(NAMESPACES)
+        index = dice.randrange(len(replicas))
+        replica = replicas[index]
+        name = dice.choice(NAMESPACES)
         tokens = range(number * 8, number * 8 + 8)
         replica.memory.of(name)[0].add(list(tokens))
         said[replica].add((name, number))
         every.add((name, number))
-        if chance.random() < 0.2:
-            replica.find([chance.choice(NAMESPACES)])
+        if dice.random() < 0.2:
+            replica.find([dice.choice(NAMESPACES)])
             # In an outage every call fails. Threads share the dice: without one, no refresh is sure
             # to fail, since a call is tried again.
             outage = number > documents // 2 and not found["outages"]
@@ -49,14 +154,14 @@ def check_chaos(seed: int, documents: int) -> Counter[str]:
                 safe |= _acknowledged(replica, said) - dead
             found["outages"] += outage
             ChaosStore.failing = 0.05
-        if chance.random() < 0.01:
+        if dice.random() < 0.01:
             # Killed: what was not acknowledged may be lost.
             del said[replica]
-            replicas[place] = _quiet(join(URL))
-            said[replicas[place]] = set()
-        if chance.random() < 0.02:
-            _junk(chance)
-        if chance.random() < 0.004 and _forgotten(name):
+            replicas[index] = _quiet(join(URL))
+            said[replicas[index]] = set()
+        if dice.random() < 0.02:
+            _junk(dice)
+        if dice.random() < 0.004 and _forgotten(name):
             found["forgotten"] += 1
             dead |= {each for each in every if each[0] == name}
             safe -= dead
@@ -87,8 +192,8 @@ def _quiet(replica: Replica) -> Replica:
 def _acknowledged(
     replica: Replica, said: dict[Replica, set[tuple[str | None, int]]]
 ) -> set[tuple[str | None, int]]:
-    """What the replica has published. What it has dropped, since its namespace was forgotten, is
-    not acknowledged."""
+    """The documents that the replica has published. Those that it has dropped, since their
+    namespace was forgotten, are not acknowledged."""
     held = {name: _held(replica.memory.find([name])) for name in NAMESPACES}
     done = {(name, number) for name, number in said[replica] if number in held[name]}
     said[replica] = set()
@@ -101,7 +206,7 @@ def _held(stores: list[Datastore]) -> set[int]:
 
 
 def _forgotten(name: str | None) -> bool:
-    """Forgets a namespace, as an operator who tries again; whether there was anything."""
+    """Forgets a namespace, as an operator who tries again; True if there was anything."""
     objects = Objects(URL, KEY)
     group, _, folder = folder_of(URL, name).partition("/")
     for _ in range(100):
@@ -110,13 +215,11 @@ def _forgotten(name: str | None) -> bool:
     raise AssertionError("it cannot be forgotten")
 
 
-def _junk(chance: random.Random) -> None:
+def _junk(dice: random.Random) -> None:
     """An object of somebody without the key."""
-    name = chance.choice(["f" * 32 + "-99999999999999999999", "x", "0", "\N{SNOWMAN}" * 9])
-    folder = folder_of(URL, chance.choice(NAMESPACES))
-    place = chance.choice([folder, folder.partition("/")[0], "0" * 64, ""])
+    name = dice.choice(["f" * 32 + "-99999999999999999999", "x", "0", "\N{SNOWMAN}" * 9])
+    folder = folder_of(URL, dice.choice(NAMESPACES))
+    parent = dice.choice([folder, folder.partition("/")[0], "0" * 64, ""])
     ChaosStore.faulty = False
-    ChaosStore().pipe_file(
-        f"{URL}/{place}/{name}", chance.randbytes(chance.choice([0, 1, 1 << 17]))
-    )
+    ChaosStore().pipe_file(f"{URL}/{parent}/{name}", dice.randbytes(dice.choice([0, 1, 1 << 17])))
     ChaosStore.faulty = True

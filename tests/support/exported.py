@@ -1,4 +1,4 @@
-"""What replay reads in a log that another package wrote, and what `FakeModels` counted itself."""
+"""The calls that replay reads in another package's log, and those that `FakeModels` counted."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ TOOL = {
 
 
 class Shown(TextTokenizer):
+    """Keeps the tools that the chat template gets, and writes messages as JSON."""
+
     def __init__(self) -> None:
         super().__init__("none")
+        self.tools: list[Any] = []
 
     def render(self, messages: Any, tools: Any, answer: Any) -> tuple[str, str]:
+        self.tools.append(tools)
         return json.dumps(messages), json.dumps(answer)
 
 
 def calls_in(path: Path) -> tuple[list[Any], Reader]:
-    """Of each call in a file or folder the contents that were asked, and the answer."""
+    """The contents that were asked in each call of a file or folder, with the answer."""
     reader = Reader(Shown())
     found = []
     for file in family_files([path], of_any_form=True).values():

@@ -1,4 +1,4 @@
-"""Fleets in tests: replicas that act when they are told to, and what is published."""
+"""Fleets in tests: replicas that act when a test says so, and what is published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = b"an operator's key"
 
 
 def join(url: str, **options: Any) -> Replica:
-    """A replica with a memory of its own, which refreshes when it is told to."""
+    """A replica with a memory of its own, which refreshes when a test says so."""
     options = {"key": KEY, "model": "model", "interval": 3600, **options}
     max_bytes = options.pop("memory_bytes", 8 << 20)
     replica = Replica(Memory(max_bytes), url, **options)
@@ -30,7 +30,7 @@ def say(replica: Replica, namespace: Any, tokens: list[int]) -> None:
 
 
 def read(replica: Replica, namespace: Any) -> list[list[int]]:
-    """What the replica reads of a namespace after a refresh."""
+    """The documents that the replica reads of a namespace after a refresh."""
     replica.find([namespace])
     assert replica.refresh(), replica.faults
     return texts(replica.find([namespace]))
@@ -48,7 +48,7 @@ def texts(stores: list[Datastore]) -> list[list[int]]:
 
 
 def folder_of(url: str, namespace: Any) -> str:
-    """Where a namespace's objects are, below the URL."""
+    """The folder of a namespace's objects, below the URL."""
     objects = Objects(url, KEY)
     group = objects.group_of("model", None)
     return f"{group}/{objects.id_of(group, namespace)}"
@@ -66,14 +66,14 @@ def contents(url: str) -> dict[str, bytes]:
 
 
 def holds(content: bytes, tokens: list[int]) -> bool:
-    """Whether an object holds two of the tokens in a row."""
+    """True if an object holds two of the tokens in a row."""
     pairs = [
         a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in itertools.pairwise(tokens)
     ]
     parts = [content]
-    place = content.find(b"\x78\x01")  # as what zlib wrote begins
-    while place >= 0:
+    begin = content.find(b"\x78\x01")  # of text that zlib wrote
+    while begin >= 0:
         with contextlib.suppress(zlib.error):
-            parts.append(zlib.decompressobj().decompress(content[place:]))
-        place = content.find(b"\x78\x01", place + 1)
+            parts.append(zlib.decompressobj().decompress(content[begin:]))
+        begin = content.find(b"\x78\x01", begin + 1)
     return any(pair in part for pair in pairs for part in parts)

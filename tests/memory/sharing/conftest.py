@@ -1,4 +1,4 @@
-"""Where fleets publish in these tests: files, memory, and an S3 server on this machine."""
+"""The stores of fleets in these tests: files, memory, and an S3 server on this machine."""
 
 from __future__ import annotations
 

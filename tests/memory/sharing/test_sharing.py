@@ -101,12 +101,12 @@ def test_what_was_published_is_read_once(
     said: dict[str, list[list[int]]] = {"a": [], "b": []}
     own = defaultdict[tuple[int, str], list[list[int]]](list)
     number = 0
-    for act, place, name, size in acts:
-        replica = replicas[place]
+    for act, index, name, size in acts:
+        replica = replicas[index]
         if act == "say":
             number += 1
             said[name].append([number] * size)
-            own[place, name].append([number] * size)
+            own[index, name].append([number] * size)
             say(replica, name, [number] * size)
         elif act == "look":
             assert replica.refresh()
@@ -114,17 +114,17 @@ def test_what_was_published_is_read_once(
             replica.find([name])
         else:
             replica.close()
-            replicas[place] = join(url)
-            own[place, "a"] = own[place, "b"] = []
+            replicas[index] = join(url)
+            own[index, "a"] = own[index, "b"] = []
     for replica in replicas:
         assert replica.refresh()
     fresh = join(url)
     for name, documents in said.items():
         assert sorted(read(fresh, name)) == sorted(documents)
         # A replica that is at it reads what others said, each once, and perhaps its own.
-        for place, replica in enumerate(replicas):
+        for index, replica in enumerate(replicas):
             found = read(replica, name)
-            others = [each for each in documents if each not in own[place, name]]
+            others = [each for each in documents if each not in own[index, name]]
             assert len(found) == len({each[0] for each in found})
             assert sorted(each for each in found if each in others) == sorted(others)
     for replica in (*replicas, fresh):
@@ -370,7 +370,7 @@ def test_damage_costs_its_own_text_alone_and_mends(url: str, damage: str) -> Non
     assert sorted(read(reader, "t")) == [[number] * 9 for number in range(3)]
 
 
-def test_junk_in_any_place_and_of_any_size_stops_nobody(tmp_path: Path) -> None:
+def test_junk_in_any_folder_and_of_any_size_stops_nobody(tmp_path: Path) -> None:
     """Nothing is derived from a name, or read at length, before a MAC was checked."""
     url = str(tmp_path)
     one = join(url)
@@ -379,8 +379,8 @@ def test_junk_in_any_place_and_of_any_size_stops_nobody(tmp_path: Path) -> None:
     folder = tmp_path / folder_of(url, "t")
     names = ["f" * 32 + "-" + "9" * 20, "0", "\N{SNOWMAN}", one._name + "-99999999", "a-b-c", "-"]
     for name in names:
-        for place in (folder, folder.parent, tmp_path):
-            (place / name).write_bytes(b"x")
+        for parent in (folder, folder.parent, tmp_path):
+            (parent / name).write_bytes(b"x")
     with (folder / "huge").open("wb") as huge:
         huge.truncate(1 << 40)
     read_bytes = 0
@@ -546,7 +546,7 @@ def test_forgetting_raises_where_anything_stays(
         before_each(patch, no_removal, "remove")
         with pytest.raises(OSError, match="no"):
             forget(url, "secret")
-    # What stays is not read any more.
+    # The object that stays is not read any more.
     assert found_secret(url)
     assert read(join(url), "secret") == []
     assert forget(url, "secret")
@@ -628,8 +628,8 @@ def test_no_token_of_one_namespace_is_drafted_in_another(
     url = str(tmp_path_factory.mktemp("fleet"))
     names = ["a", ("a",), ("a", None), None]
     replicas, engine = [join(url), join(url)], Engine()
-    for place, owner, word, share in acts:
-        replica, name = replicas[place], names[owner]
+    for index, owner, word, share in acts:
+        replica, name = replicas[index], names[owner]
         first = 1000 * owner + word
         text = list(range(first, first + 20))
         stores, read = replica.memory.of(name), replica.find([name])
@@ -683,7 +683,7 @@ def test_names_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
     one = join(str(tmp_path))
     say(one, 1.5, [1] * 9)
     assert one.find([1.5]) == [] and one.refresh() and not contents(str(tmp_path))
-    # Of equal names, each has a folder of its own, in tuples too.
+    # Names that are equal but of another type have folders of their own, in tuples too.
     alike = [1, True, ("t", 1), ("t", True)]
     for number, name in enumerate(alike):
         say(one, name, [number] * 9)
@@ -729,7 +729,7 @@ def test_what_others_said_keeps_to_the_memory(tmp_path: Path) -> None:
         assert other.memory.bytes <= other.memory.max_bytes
         assert other.bytes <= other.memory.bytes
     assert read(other, "c") and not other.faults
-    # What it says has room too.
+    # Its own text has room too.
     say(other, "own", list(range(5000)))
     assert texts(other.memory.find(["own"])) == [list(range(5000))]
 
