@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 ROOMS = (
     *("csrc", "kernels", "python/fastdraft", "tests/cpp", "tests/support/oracles", "bench/cpp"),
-    *(f"tests/{room}" for room in ("cli", "examples", "memory", "replay")),
+    *(f"tests/{room}" for room in ("cli", "examples", "memory", "replay", "serving")),
 )
 # Each with the word to write.
 WORDS = {

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdraft.serving.metrics import FIELDS, Labels, Metric, Registry, exposition
+from programs import run_python
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana.json"
 PANELS = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
@@ -94,8 +93,8 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert asked == set(scraped())
 
 
-def test_every_total_has_a_place() -> None:
-    values = {field: 1000.0 + place for place, field in enumerate(FIELDS)}
+def test_every_total_is_shown() -> None:
+    values = {field: 1000.0 + index for index, field in enumerate(FIELDS)}
     found = [
         sample.value
         for family in text_string_to_metric_families(exposition({"0": values}))
@@ -114,7 +113,7 @@ def test_a_registry_shows_the_same_as_the_text() -> None:
         return lambda value, given: getattr(made.labels(**given), change)(value)
 
     adds = Registry(make)
-    chance = random.Random(0)
+    random_ = random.Random(0)
     totals = {"0": dict.fromkeys(FIELDS, 0.0), "1": dict.fromkeys(FIELDS, 0.0)}
     for _ in range(4):
         for engine, values in totals.items():
@@ -122,8 +121,8 @@ def test_a_registry_shows_the_same_as_the_text() -> None:
         text = generate_latest(registry).decode()
         assert samples(text) == samples(exposition(totals))
         for values in totals.values():
-            for field in chance.sample(FIELDS, 9):
-                values[field] += chance.randint(1, 9)
+            for field in random_.sample(FIELDS, 9):
+                values[field] += random_.randint(1, 9)
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -147,7 +146,7 @@ def test_processes_of_one_host_share_a_folder_of_metrics(tmp_path: Path) -> None
     """SGLang's scheduler counts in one process, its HTTP server shows the metrics in another."""
     variables = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     for engine in ("0", "1"):
-        subprocess.run([sys.executable, "-c", PROCESS, engine], check=True, env=variables)
+        run_python(PROCESS, engine, env=variables)
     shown = CollectorRegistry()
     MultiProcessCollector(shown, path=str(tmp_path))
     values = {"steps": 5.0, "requests": 2.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,7 @@ import pytest
 
 from fastdraft.serving import ledger as ledgers
 from fastdraft.serving.ledger import Ledger, LedgerReader, new_ticket
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path))
-    return tmp_path
+from programs import run_python
 
 
 def test_ledger_keeps_the_counts_of_finished_requests(folder: Path) -> None:
@@ -57,7 +51,7 @@ def test_ledger_takes_tickets_alone(folder: Path, ticket: object) -> None:
     assert Ledger(folder).open(ticket) is None
 
 
-def test_engines_are_told_apart_and_added_up(folder: Path) -> None:
+def test_engines_are_kept_apart_and_added_up(folder: Path) -> None:
     first, second, reader = Ledger(folder, engine=0), Ledger(folder, engine=1), LedgerReader(folder)
     ticket = new_ticket()
     first.record(first.open(ticket), 3, 1)
@@ -74,7 +68,6 @@ def test_engines_are_told_apart_and_added_up(folder: Path) -> None:
 
 
 def test_ledger_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
     assert Ledger.from_environment() is None
     assert LedgerReader.from_environment() is None
     monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path / "gone"))
@@ -95,7 +88,7 @@ assert Ledger.from_environment() is None
 
 
 def test_engine_goes_on_where_there_is_no_room(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", NO_ROOM], check=True)
+    run_python(NO_ROOM)
     assert LedgerReader(folder).totals() == {}
 
 
@@ -109,8 +102,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_folder_of_a_killed_server_goes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
+def test_folder_of_a_killed_server_goes_with_the_next() -> None:
     servers = [
         subprocess.Popen(
             [sys.executable, "-c", KILLED],
@@ -123,10 +115,10 @@ def test_folder_of_a_killed_server_goes_with_the_next(monkeypatch: pytest.Monkey
     folders = [Path(server.stdout.readline().strip()) for server in servers]
     servers[0].communicate("\n")
     assert [folder.exists() for folder in folders] == [True, True]
-    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
+    run_python(SERVER, "")
     assert [folder.exists() for folder in folders] == [False, True]
     servers[1].communicate("\n")
-    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
+    run_python(SERVER, "")
     assert [folder.exists() for folder in folders] == [False, False]
 
 
@@ -154,15 +146,7 @@ os.kill(os.getpid(), {signal})
 
 @pytest.mark.parametrize("signal", [0, 9])
 def test_counts_outlive_the_engine_and_the_folder_ends_with_the_server(signal: int) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != ledgers.FOLDER_VARIABLE}
     server = SERVER if signal == 0 else SERVER.replace("check=True", "check=False")
-    output = subprocess.run(
-        [sys.executable, "-c", server, ENGINE.format(signal=signal)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    counts, _, folder = output.strip().rpartition(" ")
+    counts, _, folder = run_python(server, ENGINE.format(signal=signal)).strip().rpartition(" ")
     assert counts == "(11, 5)"
     assert not Path(folder).exists()

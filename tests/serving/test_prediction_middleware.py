@@ -27,7 +27,7 @@ from inference_server import CHAT, InferenceServer, chat, content
 JSON_TYPE = (b"content-type", b"application/json")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
 COUNTS = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
-"""Of an `InferenceServer` that was given no others."""
+"""The default ones of an `InferenceServer`."""
 
 
 @dataclass
@@ -102,11 +102,7 @@ def usage_of(server: InferenceServer, **fields) -> dict:
     return ask(PredictionMiddleware(server), request(content("abc"), **fields)).json()["usage"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path))
-    return tmp_path
-
+pytestmark = pytest.mark.usefixtures("folder")
 
 # --- the request -------------------------------------------------------------------------------
 
@@ -131,15 +127,15 @@ def test_prediction_becomes_token_ids(text, path: str) -> None:
     assert sent == body
 
 
-def test_token_ids_of_the_caller_are_kept() -> None:
+def test_token_ids_of_the_caller_are_kept_and_its_ticket_is_not() -> None:
     server = InferenceServer()
-    ask(
-        PredictionMiddleware(server),
-        request(content("abc"), vllm_xargs={"prediction_token_ids": [7, 8]}),
-    )
+    ticket = "0123456789abcdef"
+    arguments = {"prediction_token_ids": [7, 8], "prediction_ticket": ticket}
+    ask(PredictionMiddleware(server), request(content("abc"), vllm_xargs=arguments))
     assert server.bodies("/tokenize") == []
     (sent,) = server.bodies(CHAT)
     assert sent["vllm_xargs"]["prediction_token_ids"] == [7, 8]
+    assert sent["vllm_xargs"]["prediction_ticket"] != ticket
     assert "prediction" not in sent
 
 
@@ -160,8 +156,8 @@ def template_of(server: InferenceServer, **fields) -> str | None:
     return None if ids is None else "".join(map(chr, ids))
 
 
-TOOLS = [tool("look", "place"), tool("go", "there", "by")]
-LOOK = 'look({"place": "place"});'
+TOOLS = [tool("look", "room"), tool("go", "there", "by")]
+LOOK = 'look({"room": "room"});'
 GO = 'go({"there": "there", "by": "by"});'
 
 
@@ -242,41 +238,13 @@ def test_tools_become_templates_by_the_chat_template(most_calls: int) -> None:
 
 def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_do() -> None:
     text = template_of(InferenceServer(most_calls=0), tools=TOOLS[:1])
-    assert text == '<tool_call>\n{"name": "look", "arguments": {"place": "place"}}\n</tool_call>\n'
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": None},
-        {"tools": []},
-        {"tools": "look"},
-        {"tools": [1]},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema"}},
-        {"tools": TOOLS, "vllm_xargs": {"fastdraft": "off"}},
-    ],
-)
-def test_requests_without_templates_pass_as_they_are(fields) -> None:
-    server = InferenceServer()
-    body = request(**fields)
-    ask(PredictionMiddleware(server), body)
-    assert [path for path, _ in server.asked] == [CHAT]
-    assert server.bodies(CHAT) == [body]
+    assert text == '<tool_call>\n{"name": "look", "arguments": {"room": "room"}}\n</tool_call>\n'
 
 
 def test_a_server_that_cannot_tokenize_gets_its_tools_without_templates() -> None:
     server = InferenceServer()
     server.tokenize_status = 500
     assert template_of(server, tools=TOOLS) is None
-
-
-def test_ticket_of_the_caller_is_not_taken() -> None:
-    server = InferenceServer()
-    arguments = {"prediction_token_ids": [7], "prediction_ticket": "0123456789abcdef"}
-    ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
-    (sent,) = server.bodies(CHAT)
-    assert sent["vllm_xargs"]["prediction_ticket"] != "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -291,9 +259,12 @@ def test_ticket_of_the_caller_is_not_taken() -> None:
         json.dumps({**request(), "prediction": None}).encode(),
         json.dumps(request(content(""))).encode(),
         json.dumps(request(content("abc"), vllm_xargs=5)).encode(),
+        *(request(tools=tools) for tools in (None, [], "look", [1])),
+        *(request(response_format={"type": kind}) for kind in ("json_object", "json_schema")),
+        request(tools=TOOLS, vllm_xargs={"fastdraft": "off"}),
     ],
 )
-def test_bodies_without_a_prediction_stay_as_they_are(body) -> None:
+def test_bodies_without_a_prediction_or_templates_stay_as_they_are(body) -> None:
     server = InferenceServer()
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     expected = ask(InferenceServer(), raw)
@@ -408,7 +379,7 @@ def test_wrong_arguments_are_refused(arguments, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fastdraft_remember", "prediction_token_ids", "fastdraft_"])
-def test_arguments_in_the_wrong_place_are_refused(name: str) -> None:
+def test_arguments_outside_their_field_are_refused(name: str) -> None:
     error = refused(**{name: False})
     assert (error["message"], error["param"]) == (f'"{name}" belongs in vllm_xargs', name)
 
@@ -443,8 +414,8 @@ def test_deep_bodies_are_no_error_of_the_server(body: bytes) -> None:
         assert got.json()["error"]["message"] == "the body is nested too deeply"
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
+@pytest.mark.parametrize("announced", [True, False])
+def test_large_bodies_are_refused_before_they_are_whole(announced: bool) -> None:
     server = InferenceServer()
     app = PredictionMiddleware(server)
     taken = 0
@@ -460,12 +431,12 @@ def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
         result.status = message.get("status", result.status)
         result.parts.append(message.get("body", b""))
 
-    headers = [(b"content-length", b"200000000")] if told else []
+    headers = [(b"content-length", b"200000000")] if announced else []
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers}
     asyncio.run(app(scope, receive, send))
     assert result.status == 413
     assert result.json()["error"]["message"] == "the body must be at most 67108864 bytes"
-    assert taken == (0 if told else 65 << 20)
+    assert taken == (0 if announced else 65 << 20)
     assert server.asked == []
 
 
@@ -606,8 +577,8 @@ def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
         server.events = [*before, event(**last)]
         got = ask(PredictionMiddleware(server), request(content("abc")), path=path)
         assert got.parts[0] == before[0]
-        told = json.loads(got.parts[1].removeprefix(b"data: "))
-        assert (told if at is None else told[at])["usage"] == {
+        last = json.loads(got.parts[1].removeprefix(b"data: "))
+        assert (last if at is None else last[at])["usage"] == {
             **usage,
             "output_tokens_details": COUNTS,
         }

@@ -119,7 +119,7 @@ def test_what_no_option_may_be(name: str, value: Any, reason: str) -> None:
         ("fastdraft_cache_salt", "fastdraft_cache_salt is not a known option"),
     ],
 )
-def test_unknown_names_are_told(name: str, reason: str) -> None:
+def test_unknown_names_are_refused_with_the_nearest(name: str, reason: str) -> None:
     with pytest.raises(InvalidValueError, match="^" + re.escape(reason)):
         request_options({name: 1})
 

@@ -42,7 +42,7 @@ def test_prompts_spread_evenly_and_stay_where_they_are_when_one_leaves() -> None
 
 
 def test_the_order_is_the_same_in_every_process() -> None:
-    """Of a prompt and of names alone, whatever integers the prompt is made of."""
+    """It depends on a prompt and on names alone, not on the type of the prompt's integers."""
     loads = dict.fromkeys("abcdef", 0)
     for kind in (np.int32, np.int64):
         prompts = np.array([[at, 2 * at] for at in range(12)], kind)

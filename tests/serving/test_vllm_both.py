@@ -1,4 +1,4 @@
-"""What both model runners of vLLM get, from the proposer of V1 and the speculator of V2."""
+"""Contracts of both model runners of vLLM: V1's proposer and V2's speculator keep them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import KEY_VARIABLE, Namespace
-from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
+from fastdraft.serving.ledger import LedgerReader, new_ticket
 from fastdraft.serving.request_options import NAMESPACE, REMEMBER
 from fastdraft.serving.vllm.requests import SALT
 from vllm_host import CYCLE, VOCABULARY, Job, V1Host, V2Host, copying
@@ -30,9 +30,8 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture(params=[v1, V2Host])
-def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(request: pytest.FixtureRequest) -> Make:
     """Makes a host of either runner."""
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     return request.param  # type: ignore[no-any-return]
 
 
@@ -141,21 +140,23 @@ def test_a_limit_of_memory_at_work_is_no_fault(
     [warning] = [each for each in caplog.records if "max_bytes is reached" in each.message]
     assert warning.exc_info is None
     host.assert_empty()
+    # With the room back, new ones are drafted for again.
+    before = host.kept.stats.accepted
+    host.add("later", copying())
+    host.run()
+    assert host.kept.stats.accepted > before + 20
 
 
-def test_a_prediction_is_drafted_and_counted(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+def test_a_prediction_is_drafted_and_counted(make: Make, folder: Path) -> None:
     host = make()
     free = len(host.kept._ledger._free)
     ticket = new_ticket()
     arguments = {"prediction_token_ids": [*TEXT[10:30], 5, 6, *TEXT[32:]]}
     host.add("a", Job(TEXT[:10], TEXT[10:], extra_args={**arguments, "prediction_ticket": ticket}))
     host.run()
-    counts = LedgerReader(tmp_path).prediction_tokens(ticket)
+    counts = LedgerReader(folder).prediction_tokens(ticket)
     assert counts is not None and counts[0] > 35 and counts[1] > 0
-    [totals] = LedgerReader(tmp_path).totals().values()
+    [totals] = LedgerReader(folder).totals().values()
     assert (totals["accepted_prediction_tokens"], totals["rejected_prediction_tokens"]) == counts
     assert totals["requests"] == totals["faults"] == totals["request_bytes"] == 0
     assert totals["datastore_bytes"] > 0 and totals["seconds"] > 0
@@ -164,12 +165,12 @@ def test_a_prediction_is_drafted_and_counted(
     assert len(host.kept._ledger._free) == free
 
 
-def test_finished_requests_are_remembered_unless_told_otherwise(make: Make, tmp_path: Path) -> None:
+def test_finished_requests_are_remembered_unless_they_opt_out(make: Make, tmp_path: Path) -> None:
     corpus = Datastore()
     corpus.add([*range(400, 440)])
     corpus.save(tmp_path / "corpus.fds")
     host = make(datastores=[str(tmp_path / "corpus.fds")])
-    # What it leaves nothing of cannot help the next, which leaves something.
+    # The first leaves nothing, so it cannot help the second, which leaves its text.
     assert accepted(host, extra_args={REMEMBER: 0}) == 0
     assert accepted(host) == 0
     # Nor does it see what others left.
@@ -185,7 +186,7 @@ def test_adapters_salts_and_names_remember_apart(make: Make) -> None:
     for owner in ({}, {"adapter": "s"}, {"salt": "s"}, named, {"salt": "s", **named}):
         assert accepted(host, **owner) == 0
         assert accepted(host, **owner) > 30
-    # What enters a shared namespace is read by all.
+    # Text in a shared namespace is read by all.
     text = TEXT[::-1]
     assert accepted(host, text, extra_args={NAMESPACE: "everybody"}) == 0
     assert accepted(host, text, salt="another") > 30
@@ -312,48 +313,30 @@ def test_embedded_prompts_are_not_drafted_for(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("makers", "options", "message"),
     [
-        ({"stages": 2}, "pipeline_parallel_size must be 1 .*tensor_parallel_size.*, got 2"),
-        ({"hybrid": True}, "recurrent or convolutional state.*got 'LittleForCausalLM'"),
-        ({"hybrid": True, "unproven_recurrent": True}, "leaves rejected draft tokens"),  # a CPU
-        ({"attention_free": True}, "recurrent or convolutional state.*got 'LittleForCausalLM'"),
-        ({"unknown": 1}, "must be a mapping with keys of"),
+        *(
+            ([v1, V2Host], *refused)
+            for refused in (
+                ({"stages": 2}, "pipeline_parallel_size must be 1 .*tensor_parallel_size.*, got 2"),
+                ({"hybrid": True}, "recurrent or convolutional state.*got 'LittleForCausalLM'"),
+                ({"hybrid": True, "unproven_recurrent": True}, "leaves rejected draft"),  # a CPU
+                ({"attention_free": True}, "recurrent or convolutional state.*got 'LittleFor"),
+                ({"unknown": 1}, "must be a mapping with keys of"),
+            )
+        ),
+        ([v1], {"coupled_acceptance": True}, "coupled_acceptance must be left out .*V1.* got True"),
+        ([v1], {"by_batch_size": [(1, 4, 8)]}, "per_batch_size must be left out: .*got .*1, 4, 8"),
+        ([V2Host], {"token_cost": 0.1}, "token_cost must be left out with .*V2, .*got 0.1"),
+        ([V2Host], {"objective": "last"}, "objective must be left out with .*V2, .*got 'last'"),
     ],
 )
-def test_what_cannot_be_honoured_ends_the_start(
-    make: Make, options: dict[str, Any], message: str
+def test_options_that_cannot_be_honoured_end_the_start(
+    makers: list[Make], options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidValueError, match=message):
-        make(**options)
-
-
-@pytest.mark.parametrize(
-    ("make_one", "options", "message"),
-    [
-        (
-            v1,
-            {"coupled_acceptance": True},
-            "coupled_acceptance must be left out .* V1, .* got True",
-        ),
-        (v1, {"by_batch_size": [(1, 4, 8)]}, "per_batch_size must be left out: .* got .*1, 4, 8"),
-        (
-            V2Host,
-            {"token_cost": 0.1},
-            "token_cost must be left out with Model Runner V2, .* got 0.1",
-        ),
-        (
-            V2Host,
-            {"objective": "last"},
-            "objective must be left out with Model Runner V2, .* got 'last'",
-        ),
-    ],
-)
-def test_what_one_runner_cannot_honour(
-    make_one: Make, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InvalidValueError, match=message):
-        make_one(**options)
+    for make_one in makers:
+        with pytest.raises(InvalidValueError, match=message):
+            make_one(**options)
 
 
 @pytest.mark.parametrize("runner_type", ["generate", "pooling"])

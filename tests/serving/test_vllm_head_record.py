@@ -1,4 +1,4 @@
-"""What is learned of a draft head beside lookups, against the same in plain Python."""
+"""The record of a draft head beside lookups, against the same in plain Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def expected(steps: list[list[tuple[list[int], list[int], int, list[int], int]]]
         for values in (differed, *first):
             values[:] = [decay * value for value in values]
         for i in range(LOOKAHEAD):
-            # A depth forgets by the rows that tell of it.
+            # A depth forgets by the rows that judge it.
             judged = sum(i < min(len(emitted), verified) for *_, emitted, verified in rows)
             tried[i] *= 0.5 ** (judged / 512)
             right[i] *= 0.5 ** (judged / 512)
@@ -35,19 +35,19 @@ def expected(steps: list[list[tuple[list[int], list[int], int, list[int], int]]]
                     differed[where] += 1
                     first[0][where] += lookup[i] == token
                     first[1][where] += head[i] == token
-    chance, table = 0.6, []
+    probability, table = 0.6, []
     for i in range(LOOKAHEAD):
-        chance = (right[i] + GUESSED * chance) / (tried[i] + GUESSED)
-        table.append(chance)
+        probability = (right[i] + GUESSED * probability) / (tried[i] + GUESSED)
+        table.append(probability)
     for side in range(2):
         for i in range(BINS):
-            told, head = (i + 0.5) / BINS, table[0]
-            guess = (told * (1 - head), head * (1 - told))[side] / (1 - told * head)
+            predicted, head = (i + 0.5) / BINS, table[0]
+            guess = (predicted * (1 - head), head * (1 - predicted))[side] / (1 - predicted * head)
             table.append((first[side][i] + GUESSED * guess) / (differed[i] + GUESSED))
     return table
 
 
-def test_what_came_tells_of_both_drafts() -> None:
+def test_emitted_tokens_teach_of_both_drafts() -> None:
     generator = np.random.default_rng(5)
     record = HeadRecord(LOOKAHEAD, 4)
     texts: list[list[int]] = [[] for _ in range(4)]
@@ -55,32 +55,32 @@ def test_what_came_tells_of_both_drafts() -> None:
     drafts: list[tuple[list[int], list[int], int]] = [([], [], -1)] * 4
     steps = []
     for step in range(200):
-        places = generator.permutation(4)[: generator.integers(1, 5)]
+        slots = generator.permutation(4)[: generator.integers(1, 5)]
         emitted, verified, rows, written = [], [], [], []
-        for place in places.tolist():
+        for slot in slots.tolist():
             if generator.random() < 0.1:
-                # Another request takes the place.
-                numbers[place], texts[place] = 5 + step * 4 + place, [0] * 9
-                drafts[place] = ([], [], -1)
+                # Another request takes the slot.
+                numbers[slot], texts[slot] = 5 + step * 4 + slot, [0] * 9
+                drafts[slot] = ([], [], -1)
             tokens = generator.integers(0, 2, generator.integers(0, 5)).tolist()
             most = int(generator.integers(0, LOOKAHEAD + 1))
-            head, lookup, where = drafts[place]
+            head, lookup, where = drafts[slot]
             if head:
                 rows.append((head, lookup, where, tokens, most))
-            texts[place] += tokens
+            texts[slot] += tokens
             emitted.append(len(tokens))
             verified.append(most)
             head = generator.integers(0, 2, LOOKAHEAD).tolist()
             lookup = generator.integers(0, 2, generator.integers(0, LOOKAHEAD + 1)).tolist()
             differ = head[: len(lookup)] != lookup
             where = int(generator.integers(0, BINS)) if differ else -1
-            drafts[place] = head, lookup, where
+            drafts[slot] = head, lookup, where
             written.append([where, *head, *lookup, *[-1] * (LOOKAHEAD - len(lookup))])
-        tails = [([-1] * 8 + texts[place])[-8:] for place in places]
-        lengths = np.array([len(texts[place]) for place in places])
+        tails = [([-1] * 8 + texts[slot])[-8:] for slot in slots]
+        lengths = np.array([len(texts[slot]) for slot in slots])
         record.observe(
-            places,
-            numbers[places],
+            slots,
+            numbers[slots],
             np.array(emitted),
             lengths,
             np.array(verified),
@@ -91,7 +91,7 @@ def test_what_came_tells_of_both_drafts() -> None:
     np.testing.assert_allclose(record.table(), expected(steps), rtol=1e-5)
 
 
-def test_a_lost_step_tells_nothing() -> None:
+def test_a_lost_step_teaches_nothing() -> None:
     record = HeadRecord(LOOKAHEAD, 1)
     before = record.table()
     one = np.array([1])
@@ -104,7 +104,7 @@ def test_a_lost_step_tells_nothing() -> None:
         )
 
     observe(1, 10)
-    # Three tokens came, but the text has grown by four.
+    # Three tokens were emitted, but the text has grown by four.
     observe(3, 14)
     assert record.table().tolist() == pytest.approx(before.tolist())
     observe(3, 17)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm.plugin import METHOD
-from fastdraft.serving.vllm.v2 import step_clock
 from fastdraft.serving.vllm.v2.lengths import (
     DraftLengths,
     draft_schedule,
@@ -31,9 +31,9 @@ def seconds(rows: int, length: int, token: float) -> float:
 
 
 def serve(
-    chance: float, token: float, rows: int, *, steps: int = 600, lengths: Any = LENGTHS
+    probability: float, token: float, rows: int, *, steps: int = 600, lengths: Any = LENGTHS
 ) -> tuple[list[int], float]:
-    """The lengths chosen where each token is right with a chance; and tokens a second of late."""
+    """The lengths chosen where each token is right with a probability; and tokens a second late."""
     random = np.random.default_rng(1)
     latency = StepLatency("cuda")
     chooser = DraftLengths(lengths, latency)
@@ -41,7 +41,7 @@ def serve(
     tokens = elapsed = 0.0
     for step in range(steps):
         length = chooser.choose(rows)
-        right = (random.random((rows, max(length, 1))) < chance).cumprod(1).sum(1)
+        right = (random.random((rows, max(length, 1))) < probability).cumprod(1).sum(1)
         accepted = np.minimum(right, length)
         took = seconds(rows, length, token) * float(np.exp(0.03 * random.standard_normal()))
         latency.observe(rows, 1 + length, took)
@@ -54,19 +54,19 @@ def serve(
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64, 256])
-@pytest.mark.parametrize("chance", [0.02, 0.4, 0.7, 0.95])
-def test_the_choice_is_almost_the_best(rows: int, chance: float) -> None:
-    """Of the lengths, that with the most tokens a second; an oracle knows times and chances."""
+@pytest.mark.parametrize("probability", [0.02, 0.4, 0.7, 0.95])
+def test_the_choice_is_almost_the_best(rows: int, probability: float) -> None:
+    """The one with the most tokens a second; an oracle knows times and probabilities."""
     token = 2.1e-5
 
     def speed(length: int) -> float:
-        emitted = sum(chance**i for i in range(length + 1))
+        emitted = sum(probability**i for i in range(length + 1))
         return rows * emitted / seconds(rows, length, token)
 
     best = max(map(speed, (0, *LENGTHS)))
     # Steps of thousands of tokens are feared, and the longest ones not always tried.
     least = 0.96 if rows <= 64 else 0.9
-    assert serve(chance, token, rows)[1] > least * best
+    assert serve(probability, token, rows)[1] > least * best
 
 
 def test_probes_become_rare_where_drafts_do_not_pay() -> None:
@@ -78,15 +78,15 @@ def test_probes_become_rare_where_drafts_do_not_pay() -> None:
 def test_drafts_begin_when_they_pay_again() -> None:
     latency = StepLatency("cuda")
     chooser = DraftLengths(LENGTHS, latency)
-    for chance in (0.0, 1.0):
+    for probability in (0.0, 1.0):
         late = []
         for _ in range(400):
             length = chooser.choose(16)
-            accepted = [round(chance * length)] * 16 if length else []
+            accepted = [round(probability * length)] * 16 if length else []
             latency.observe(16, 1 + length, seconds(16, length, 1e-4))
             chooser.observe(length, accepted)
             late.append(length)
-        assert (np.mean(late[200:]) > 6) == (chance == 1.0)
+        assert (np.mean(late[200:]) > 6) == (probability == 1.0)
 
 
 @given(st.integers(1, 64), st.integers(1, 600), st.booleans())
@@ -100,32 +100,6 @@ def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int, alw
     assert lengths[0] == longest
     assert list(lengths) == sorted(set(lengths), reverse=True)
     assert rows == 1 or lengths[-1] == always
-
-
-@pytest.mark.parametrize("good", [True, False])
-def test_each_step_of_a_model_with_recurrent_layers_has_drafts(
-    good: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever is learned of them, of prompts, of new requests and of steps that nobody timed."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: clock.now)
-    made = vllm_config(hybrid=True, lookahead=6, rows=4)
-    give_lengths(made)
-    named = made.speculative_config.num_speculative_tokens_per_batch_size
-    assert [length for *_, length in named] == [6, 3, 1]
-    scheduler = Scheduler(named, hybrid=True, chooses_lengths=True)
-    follow_batches(scheduler)
-    chosen = []
-    for step in range(400):
-        rows = "abcd"[: 1 + step % 4] if step % 50 else "xyz"
-        length = scheduler.dynamic_sd_lookup[len(rows)]
-        clock.now += 0.01 + 0.001 * len(rows) * (1 + length)
-        right = length if good else 0
-        drafts = dict.fromkeys(rows, length)
-        a_step(scheduler, drafts, dict.fromkeys(rows, right), prompt=20 * (step % 7 == 0))
-        chosen.append(length)
-    assert set(chosen) <= {1, 3, 6} and min(chosen) == 1
-    assert (np.mean(chosen[200:]) > 4) == good
 
 
 def test_longer_drafts_are_named_for_fewer_rows() -> None:
@@ -222,40 +196,59 @@ def a_step(
     assert scheduler.update_from_output(scheduled, output) == "outputs"
 
 
-@pytest.mark.parametrize("good", [True, False])
-def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: clock.now)
-    scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
+def serve_scheduled(
+    scheduler: Scheduler, clock: Any, rows_of_steps: Iterable[str], *, good: bool
+) -> list[int]:
+    """The lengths chosen for steps whose drafts are all right, or all wrong; some have a prompt."""
     follow_batches(scheduler)
     chosen = []
-    for step in range(300):
-        length = scheduler.dynamic_sd_lookup[4]
-        clock.now += 0.01 + 0.001 * 4 * (1 + length)
-        drafts = dict.fromkeys("abcd", length)
-        right = length if good else 0
-        a_step(scheduler, drafts, dict.fromkeys("abcd", right), prompt=20 * (step % 7 == 0))
+    for step, rows in enumerate(rows_of_steps):
+        length = scheduler.dynamic_sd_lookup[len(rows)]
+        clock.now += 0.01 + 0.001 * len(rows) * (1 + length)
+        accepted = dict.fromkeys(rows, length if good else 0)
+        a_step(scheduler, dict.fromkeys(rows, length), accepted, prompt=20 * (step % 7 == 0))
         chosen.append(length)
-    assert scheduler.updated == 300
+    assert scheduler.updated == len(chosen)
+    return chosen
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_scheduler_follows_the_drafts(good: bool, clock: Any) -> None:
+    scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
+    chosen = serve_scheduled(scheduler, clock, ["abcd"] * 300, good=good)
     assert set(chosen) <= {0, 3, 6}
     late = np.mean(chosen[100:])
     assert late > 5 if good else late < 0.5
 
 
+@pytest.mark.parametrize("good", [True, False])
+def test_each_step_of_a_model_with_recurrent_layers_has_drafts(good: bool, clock: Any) -> None:
+    """In spite of all that is learned of them, of prompts, of new requests and of untimed steps."""
+    made = vllm_config(hybrid=True, lookahead=6, rows=4)
+    give_lengths(made)
+    named = made.speculative_config.num_speculative_tokens_per_batch_size
+    assert [length for *_, length in named] == [6, 3, 1]
+    scheduler = Scheduler(named, hybrid=True, chooses_lengths=True)
+    rows = ("abcd"[: 1 + step % 4] if step % 50 else "xyz" for step in range(400))
+    chosen = serve_scheduled(scheduler, clock, rows, good=good)
+    assert set(chosen) <= {1, 3, 6} and min(chosen) == 1
+    assert (np.mean(chosen[200:]) > 4) == good
+
+
 def test_tokens_beyond_the_end_of_a_request_teach_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM cuts them off, so a longer draft brings no more."""
-    told: list[list[int]] = []
+    learned: list[list[int]] = []
     monkeypatch.setattr(
         DraftLengths,
         "observe",
-        lambda *given: told.append(given[-1]),
+        lambda *given: learned.append(given[-1]),
     )
     scheduler = Scheduler(draft_schedule(6, 3), chooses_lengths=True)
     follow_batches(scheduler)
     for name, said in (("a", 5), ("b", 9), ("c", 10)):
         scheduler.requests[name] = SimpleNamespace(max_tokens=10, num_output_tokens=said)
     a_step(scheduler, dict.fromkeys("abcd", 6), dict.fromkeys("abcd", 6))
-    assert told == [[4, 0, 6]]
+    assert learned == [[4, 0, 6]]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import ast
 import copy
 import json
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.vllm import Settings, plugin
 from fastdraft.serving.vllm.method import configure
 from fastdraft.serving.vllm.plugin import Options
+from programs import run_python
 
 FOLDER = Path(fastdraft.serving.vllm.__file__).parent
 PUBLIC = {"args.middleware"}  # an option of vLLM's command line
@@ -58,14 +58,9 @@ assert late_host.double(3) == -6
 """
 
 
-def run(source: str, *arguments: str) -> str:
-    command = [sys.executable, "-c", source, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def test_loaded_and_not_asked_for_it_imports_next_to_nothing() -> None:
     """vLLM loads it in every process of everybody who has installed fastdraft."""
-    modules = (name for name in run(LOADED).split() if not name.startswith("_sysconfig"))
+    modules = (name for name in run_python(LOADED).split() if not name.startswith("_sysconfig"))
     others = {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
     assert others == {
         "fastdraft",
@@ -87,7 +82,7 @@ def imports(file: Path) -> set[str]:
 
 
 def read_untyped(file: Path) -> set[str]:
-    """What is read of parameters that are annotated as `Any`."""
+    """The attributes that are read of parameters annotated as `Any`."""
     found = set()
     for function in ast.walk(ast.parse(file.read_text())):
         if isinstance(function, ast.FunctionDef):
@@ -113,7 +108,7 @@ def test_all_names_of_vllm_stand_in_the_interfaces() -> None:
 
 def test_modules_are_hooked_when_they_are_imported(tmp_path: Path) -> None:
     (tmp_path / "late_host.py").write_text(LATE_HOST)
-    run(IMPORTED_LATER, str(tmp_path))
+    run_python(IMPORTED_LATER, tmp_path)
 
 
 def test_options_change_no_hash_and_arrive_whole() -> None:

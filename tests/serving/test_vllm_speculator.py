@@ -11,16 +11,10 @@ import pytest
 import torch
 
 from fastdraft import Engine
-from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.vllm.v2 import device_buffers
 from fastdraft.serving.vllm.v2 import speculator as speculator_module
 from fastdraft.serving.vllm.v2.device_buffers import COPIES, Ends, TreeBuffers
 from vllm_host import CYCLE, VOCABULARY, Job, V2Host
-
-
-@pytest.fixture(autouse=True)
-def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
 
 
 def apart(**more: Any) -> dict[str, Any]:
@@ -137,7 +131,7 @@ def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
     assert host.text_in_engine("a")[1] == len(host.jobs["a"].text)
 
 
-def test_a_place_that_changes_hands_keeps_no_tree() -> None:
+def test_a_slot_that_changes_hands_keeps_no_tree() -> None:
     """The thread lags: the tree of one tenant's text is not drafted for another."""
     host = V2Host(rows=1)
     secret = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
@@ -153,7 +147,7 @@ def test_a_place_that_changes_hands_keeps_no_tree() -> None:
         assert host.step() == {"b": 1}
 
 
-def test_a_request_that_comes_back_to_another_place_leaves_the_first() -> None:
+def test_a_request_that_comes_back_to_another_slot_leaves_the_first() -> None:
     host = V2Host(rows=2)
     host.add("a", Job(CYCLE * 3, CYCLE * 2))
     host.step()
@@ -166,7 +160,7 @@ def test_a_request_that_comes_back_to_another_place_leaves_the_first() -> None:
     host.assert_empty()
 
 
-def test_what_warms_vllm_up_is_not_looked_up() -> None:
+def test_requests_that_warm_vllm_up_are_not_looked_up() -> None:
     host = V2Host()
     for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):
         host.add(name, Job(CYCLE, CYCLE[:3]))
@@ -176,17 +170,17 @@ def test_what_warms_vllm_up_is_not_looked_up() -> None:
     assert len(host.kept.memory.of(None)[0]) == 0
 
 
-def test_chances_are_for_vllms_adaptive_verification() -> None:
+def test_probabilities_are_for_vllms_adaptive_verification() -> None:
     host = V2Host(adaptive=True)
     assert host.speculator.enable_adaptive_verification
     host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft_lookahead": 3}))
     for _ in range(5):
         host.step()
         host.thread.run()
-    chances = host.speculator.draft_token_confidence_probs
-    assert chances.shape == (4, 8) and chances.dtype == torch.float32
-    assert (chances[0, :3] > 0.3).all()
-    assert (chances[0, 3:] == 0).all()
+    probabilities = host.speculator.draft_token_confidence_probs
+    assert probabilities.shape == (4, 8) and probabilities.dtype == torch.float32
+    assert (probabilities[0, :3] > 0.3).all()
+    assert (probabilities[0, 3:] == 0).all()
 
 
 class Broken:
@@ -319,17 +313,17 @@ def test_ends_are_copied() -> None:
 
 def test_trees_that_have_changed_are_copied_and_no_others() -> None:
     """Whichever buffers were in use meanwhile, the newest one is as the host's memory."""
-    random, places, nodes, more = np.random.default_rng(3), 64, 16, 5
-    trees = TreeBuffers(torch.device("cpu"), places, nodes, more)
-    row, columns = 4 * (1 + 3 * nodes), 4 * (3 * places + more)
+    random, slots, nodes, more = np.random.default_rng(3), 64, 16, 5
+    trees = TreeBuffers(torch.device("cpu"), slots, nodes, more)
+    row, columns = 4 * (1 + 3 * nodes), 4 * (3 * slots + more)
     sizes = []
     for step in range(200):
-        changed = random.choice(places, random.integers(0, 4), replace=False)
+        changed = random.choice(slots, random.integers(0, 4), replace=False)
         ours = trees.continuations
         ours.token_ids[changed] = random.integers(0, 99, (len(changed), nodes))
         ours.parents[changed] = step
         ours.probabilities[changed] = random.random((len(changed), nodes))
-        ours.base[:], ours.count[:] = random.integers(0, 99, (2, places))
+        ours.base[:], ours.count[:] = random.integers(0, 99, (2, slots))
         trees.numbers[:], trees.more[:] = step, step / 8
         sizes.append((trees.publish(changed) - columns) / row)
         if random.random() < 0.6:  # else the last one that was taken stays in use
@@ -341,7 +335,7 @@ def test_trees_that_have_changed_are_copied_and_no_others() -> None:
                 strict=False,
             ):
                 assert np.array_equal(theirs.numpy(), expected)
-            assert taken.requests.tolist() == [step] * places
+            assert taken.requests.tolist() == [step] * slots
             assert beside.tolist() == [step / 8] * more
     # Three buffers take turns: one lacks the changes of the two or three latest publications.
     assert np.mean(sizes) < 4 * 1.5

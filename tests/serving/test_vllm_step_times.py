@@ -1,4 +1,4 @@
-"""What is learned of a host whose steps are stairs is worth almost what an oracle's knowledge is.
+"""Step times learned of a host whose steps are stairs are worth almost an oracle's knowledge.
 
 The host pads each forward to the next size of which it has captured a graph, and runs steps whose
 rows all have the longest draft in faster graphs of their own. A row's draft tokens are right with
@@ -24,8 +24,8 @@ ROWS_AND_PROMPTS = [(1, 0), (8, 0), (20, 0), (1, 100), (20, 100)]
 
 def seconds(tokens: int, pieces: float, *, even: bool) -> float:
     """A step's mean time, as an H100's; without a graph of its own `pieces` times as much."""
-    place = bisect.bisect_left(CAPTURED, tokens)
-    padded = CAPTURED[place] if place < len(CAPTURED) else tokens
+    index = bisect.bisect_left(CAPTURED, tokens)
+    padded = CAPTURED[index] if index < len(CAPTURED) else tokens
     one_graph = even and tokens <= CAPTURED[-1]
     return (7.1e-3 + 0.021e-3 * padded) * (1.0 if one_graph else pieces)
 
@@ -96,5 +96,5 @@ def test_within_two_percent_of_the_oracle(rows: int, prompts: int, pieces: float
 
 
 def test_a_host_that_hides_its_stairs_is_served_worse() -> None:
-    """What the sizes are worth: without them free places stay empty."""
+    """The worth of the sizes: without them free slots stay empty."""
     assert speed(learned(), 8, 0, 1.12) > 1.03 * speed(StepTimes("cuda"), 8, 0, 1.12)

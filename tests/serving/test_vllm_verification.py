@@ -14,7 +14,6 @@ import torch
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm.settings import Settings
-from fastdraft.serving.vllm.v2 import step_clock
 from fastdraft.serving.vllm.v2.lengths import draft_schedule, follow_batches
 from fastdraft.serving.vllm.v2.verification import adapt, agree, create, is_adaptive
 from vllm_host import V2Host, config
@@ -183,12 +182,8 @@ def test_the_scheduler_follows_the_workers(decided: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
-def test_steps_of_a_mixture_are_measured(
-    asynchronous: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_a_mixture_are_measured(asynchronous: bool, clock: Any) -> None:
     """A step with drafts takes twice as long; vLLM's equal tokens would not show it."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(step_clock.time, "perf_counter", lambda: clock.now)
     made = runner(experts=True, asynchronous=asynchronous)
     adapt(made, lambda _: None)
     made.initialize_kv_cache()
