@@ -190,13 +190,13 @@ def test_a_replica_joins_its_own_objects_alone(url: str) -> None:
     other.refresh()
     [foreign] = contents(url).items()
     documents = [[number] * 9 for number in range(60)]
-    most = 0
+    objects, most = Objects(url, KEY), 0
     for number, document in enumerate(documents):
         say(one, "t", document)
         assert one.refresh()
         if number % 7 == 0:
             read(reader, "t")
-        most = max(most, len(contents(url)))
+        most = max(most, len(objects.ls(folder_of(url, "t"))))
     assert most <= 1 + 2 * 9 + 1
     assert foreign in contents(url).items()
     for found in (read(reader, "t"), read(join(url), "t")):
