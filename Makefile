@@ -32,8 +32,8 @@ OLDEST_TESTS := $(patsubst %,tests/hf/test_%.py,attention exact greedy images in
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
 MINUTES ?= 60
-# Options of `fastdraft demo`: half of its own number of tokens shows as much.
-DEMO ?= --max-new-tokens 64
+# Options of `fastdraft demo`.
+DEMO ?=
 # A folder of recorded requests, for the benchmarks that replay some: `make bench DATA=FOLDER`.
 DATA ?=
 # Options of bench/gpu.py; anything in GPU_REHEARSAL rehearses on the CPU.
