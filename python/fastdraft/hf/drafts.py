@@ -58,6 +58,7 @@ class StepDrafts:
     Attributes:
         counts: The length of each row's draft.
         longest: That of the longest.
+        are_chains: Whether the parent of each draft token is the one before it.
     """
 
     token_ids: NDArray[np.int32]
@@ -69,6 +70,8 @@ class StepDrafts:
     def __post_init__(self) -> None:
         self.counts = [end - start for start, end in pairwise(self.offsets.tolist())]
         self.longest = max(self.counts)
+        chains = [parent for count in self.counts for parent in range(-1, count - 1)]
+        self.are_chains = bool(self.parents.tolist() == chains)
 
     @classmethod
     def of(cls, batch: Drafts) -> StepDrafts:
@@ -111,12 +114,6 @@ class StepDrafts:
             [each for draft in drafts for each in draft.probabilities],
             {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},
         )
-
-    @cached_property
-    def are_chains(self) -> bool:
-        """True if the parent of each draft token is the one before it."""
-        chains = [parent for count in self.counts for parent in range(-1, count - 1)]
-        return bool(self.parents.tolist() == chains)
 
     @cached_property
     def first_lines(self) -> list[int]:
@@ -188,6 +185,16 @@ class StepDrafts:
             best = self.probabilities[own][children].argmax()
             chain.append(int(children[best]))
         return chain
+
+    def block(
+        self, rows: Sequence[int], nodes: Sequence[int], size: int
+    ) -> tuple[list[list[int]], list[int], StepDrafts]:
+        """Of a node of each of some rows: its chain, as `chain` has it; the lines of logits of all
+        chains; and the drafts behind the nodes."""
+        chains = [self.chain(row, node, size) for row, node in zip(rows, nodes, strict=True)]
+        firsts = [self.first_lines[row] + 1 for row in rows]
+        lines = [first + node for first, own in zip(firsts, chains, strict=True) for node in own]
+        return chains, lines, self.along(rows, [own[1:] for own in chains])
 
     def along(self, rows: Sequence[int], nodes: Sequence[Sequence[int]]) -> StepDrafts:
         """Chains of some rows' nodes."""

@@ -293,12 +293,7 @@ class Decoding:
         Raises:
             FastdraftError: A row that has emitted none has no token left to emit.
         """
-        draws = None
-        if self.do_sample:
-            draws = [
-                (self.rows.seeds[row], self.rows.position(row) + depth)
-                for row, depth in zip(rows, depths, strict=True)
-            ]
+        draws = self.rows.draws(rows, depths) if self.do_sample else None
         choice = self._verifier(scores, drafts, draws=draws, likeliest=likeliest)
         for row, own, depth in zip(rows, choice.tokens, depths, strict=True):
             if not own and not depth:
@@ -321,28 +316,21 @@ class Decoding:
         """
         running = self._running
         slots = list(range(len(running)))
-        nodes: list[int] = [-1 for _ in slots]
-        paths: list[list[int]] = [[] for _ in slots]
+        paths = [[-1] for _ in slots]  # from the text's last token on
         tokens: list[list[int]] = [[] for _ in slots]
         logprobs: list[list[float]] | None = [[] for _ in slots] if self.keep_logprobs else None
         ended = None
         size = UNLIMITED if drafts.draft_logits and not self._one_by_one else 1
         while slots:
-            chains = [drafts.chain(slot, nodes[slot], size) for slot in slots]
-            lines = [
-                drafts.first_lines[slot] + 1 + node
-                for slot, chain in zip(slots, chains, strict=True)
-                for node in chain
-            ]
+            chains, lines, block = drafts.block(slots, [paths[slot][-1] for slot in slots], size)
             own = lines_of(logits, lines)
             if self._one_by_one:
                 scores, choice = self._token(own, drafts, len(tokens[0]))
             else:
-                block = drafts.along(slots, [chain[1:] for chain in chains])
                 before = [tokens[slot] for slot in slots]
                 rows = [running[slot] for slot in slots]
                 scores, choice = self._block(own, rows, before, block)
-            staying, first = [], 0
+            children, first = {}, 0
             for at, (slot, chain) in enumerate(zip(slots, chains, strict=True)):
                 found = choice.tokens[at][: len(chain)]
                 if logprobs is not None and choice.logprobs is not None:
@@ -353,16 +341,16 @@ class Decoding:
                 paths[slot] += chain[1 : len(found)]
                 child = drafts.child(slot, chain[len(found) - 1], found[-1]) if found else None
                 if child is not None:
-                    nodes[slot] = child
-                    staying.append(slot)
+                    children[slot] = child
             if self._one_by_one:
                 ended = self._ends_with(tokens)
-                if any(ended) or len(staying) < len(slots):
+                if any(ended) or len(children) < len(slots):
                     break
-            for slot in staying:
-                paths[slot].append(nodes[slot])
-            slots, size = staying, 1 if self._one_by_one else 2 * size
-        return Choice(tokens, None if drafts.are_chains else paths, logprobs, ended=ended)
+            for slot, child in children.items():
+                paths[slot].append(child)
+            slots, size = list(children), 1 if self._one_by_one else 2 * size
+        accepted = None if drafts.are_chains else [path[1:] for path in paths]
+        return Choice(tokens, accepted, logprobs, ended=ended)
 
     def _block(
         self,
@@ -374,9 +362,8 @@ class Decoding:
         """Verifies chains of some rows, behind the tokens that each has emitted in this step, after
         processors that are all known. Gives the scores too."""
         tails = [[*own, *tail] for own, tail in zip(before, block.tolist(), strict=True)]
-        positions = self._behind(rows, tails, [1 + count for count in block.counts])
-        # A copy, since processors may write to what they are given.
-        scores = self.processors.at_positions(logits.to(torch.float32, copy=True), positions)
+        positions = Positions(self.rows, rows, tails, [1 + count for count in block.counts])
+        scores = self.processors.at_positions(logits, positions)
         likeliest = 0 if block.draft_logits else self._likeliest
         choice = self._verify(scores, block, rows, list(map(len, before)), likeliest=likeliest)
         if choice.likeliest is not None:
@@ -461,19 +448,8 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = self._behind(rows, tails, counts)
-        # A copy, since processors may write to what they are given.
-        scores = logits.to(torch.float32, copy=True)
-        return self.warping(self.processors.at_positions(scores, positions))
-
-    def _behind(
-        self,
-        rows: Sequence[int],
-        tails: Sequence[Sequence[int]],
-        counts: Sequence[int],
-    ) -> Positions:
-        """The positions behind the texts of rows and the first tokens of tails, as `Positions`."""
-        return Positions(self.rows.text, rows, self.rows.lengths(rows), tails, counts)
+        positions = Positions(self.rows, rows, tails, counts)
+        return self.warping(self.processors.at_positions(logits, positions))
 
     def _conclude(self, choice: Choice) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
@@ -516,7 +492,8 @@ class Decoding:
             emitted = [own[:end] for end, own in zip(ends, emitted, strict=True)]
             if criteria.read_text:
                 counts = list(map(len, emitted))
-                stops = criteria.stops(self._behind(running, emitted, counts), self.target.home)
+                positions = Positions(self.rows, running, emitted, counts)
+                stops = criteria.stops(positions, self.target.home)
                 of_rows = np.split(stops, list(accumulate(counts))[:-1])
                 for slot, stopping in enumerate(of_rows):
                     if stopping.any():

@@ -17,7 +17,7 @@ import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -294,7 +294,7 @@ class _Script:
         nodes[0].insert(1 if trees else 0, self._text[0][1])
         drafts = _chains(nodes)
         if trees:
-            drafts.parents[1] = -1
+            drafts = replace(drafts, parents=np.full_like(drafts.parents, -1))
         lines = self._forward(target, cached, columns, drafts)
         step = [_Line(row, 1, lines[row][0]) for row in rows]
         yield [*step, _Line(0, 2, lines[0][2 if trees else 1])]

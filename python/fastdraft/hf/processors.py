@@ -35,8 +35,8 @@ from transformers.generation.stopping_criteria import (
 )
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.device import lines_of, on_device
-from fastdraft.hf.rows import UNLIMITED
+from fastdraft.hf.device import on_device
+from fastdraft.hf.rows import UNLIMITED, Rows
 from fastdraft.verification import warp
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
@@ -72,10 +72,9 @@ class Positions:
     """Positions in the texts of a step, each with the text before it.
 
     Args:
-        text: (rows of the batch, columns) int64, padded prompts with output.
-        rows: The rows that tokens stand behind, as indices of the batch.
-        starts: The length of each one's text before the step, padding included.
-        tails: The tokens behind it.
+        texts: The rows of the batch.
+        rows: Those that tokens stand behind, as indices of the batch.
+        tails: The tokens behind the text of each.
         counts: How many positions each has: the last one behind its tail, the others before
             its last tokens.
 
@@ -85,16 +84,16 @@ class Positions:
 
     def __init__(
         self,
-        text: NDArray[np.int64],
+        texts: Rows,
         rows: Sequence[int],
-        starts: Sequence[int],
         tails: Sequence[Sequence[int]],
         counts: Sequence[int],
     ) -> None:
+        starts = texts.lengths(rows)
         ends = np.array(starts) + list(map(len, tails))
         self._texts = np.zeros((len(rows), ends.max()), np.int64)
         for line, row, start, end, tail in zip(self._texts, rows, starts, ends, tails, strict=True):
-            line[:start] = text[row, :start]
+            line[:start] = texts.text[row, :start]
             line[start:end] = tail
         self._lines = np.repeat(np.arange(len(rows)), counts)
         behind = [np.arange(1 - count, 1) for count in counts]
@@ -107,11 +106,15 @@ class Positions:
         texts = self._texts[self._lines[:, None], columns.clip(0)]
         return np.where(columns < 0, -1, texts)
 
-    def by_length(self, device: torch.device) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
-        """The positions whose text is equally long, and their texts; shortest first."""
-        for length in np.unique(self._lengths):
-            (members,) = np.nonzero(self._lengths == length)
-            yield members, on_device(device, self._texts[self._lines[members], :length])[0]
+    def by_length(
+        self, device: torch.device
+    ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]]:
+        """The positions whose text is equally long, on the host and on the device, and their texts;
+        shortest first."""
+        members = [np.flatnonzero(self._lengths == each) for each in np.unique(self._lengths)]
+        texts = [self._texts[self._lines[own], : self._lengths[own[0]]] for own in members]
+        sent = on_device(device, *members, *texts)
+        return zip(members, sent[: len(members)], sent[len(members) :], strict=True)
 
 
 # In the order in which verification applies them, with the names of what they hold.
@@ -188,17 +191,15 @@ class PositionProcessors:
     def __bool__(self) -> bool:
         return bool(self.all)
 
-    def at_positions(self, scores: torch.Tensor, positions: Positions) -> torch.Tensor:
-        """The scores (positions, vocabulary) after the known processors; `scores` may be written
-        to."""
-        order, parts = [], []
-        for members, text in positions.by_length(scores.device):
+    def at_positions(self, logits: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """The scores (positions, vocabulary), float32, after the known processors."""
+        scores = torch.empty_like(logits, dtype=torch.float32)
+        for members, lines, text in positions.by_length(logits.device):
             rows = positions.rows[members]
             call: Any = LogitsProcessorList(_of_rows(each, rows) for each in self._known)
-            parts.append(call(text, lines_of(scores, members.tolist())))
-            order.append(members)
-        processed: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return lines_of(processed, np.concatenate(order).argsort().tolist())
+            # Copies, since processors may write to what they are given.
+            scores[lines] = call(text, logits[lines].to(torch.float32))
+        return scores
 
 
 def _of_rows(processor: Any, rows: NDArray[np.int64]) -> Any:
@@ -271,7 +272,7 @@ class PositionCriteria:
     def stops(self, positions: Positions, device: torch.device) -> NDArray[np.bool_]:
         """Says whether each position, its text ending with the token just emitted, ends its row."""
         stops = np.zeros(len(positions.rows), bool)
-        for members, text in positions.by_length(device):
+        for members, _, text in positions.by_length(device):
             stops[members] = self.stop_rows(text)
         return stops
 

@@ -72,6 +72,11 @@ class Rows:
         """The position of a row's next token, padding not counted."""
         return self.prompt_tokens[row] + self.emitted[row]
 
+    def draws(self, rows: Iterable[int], depths: Iterable[int]) -> list[tuple[int, int]]:
+        """The seed of some rows, and the position of the token behind `depths` further ones."""
+        pairs = zip(rows, depths, strict=True)
+        return [(self.seeds[row], self.position(row) + depth) for row, depth in pairs]
+
     def cached(self, rows: Iterable[int]) -> list[int]:
         """The columns of some rows in the cache: all of the text but the token emitted last."""
         return [self.emitted[row] + self.columns - 1 for row in rows]
