@@ -189,8 +189,8 @@ class StepDrafts:
     def block(
         self, rows: Sequence[int], nodes: Sequence[int], size: int
     ) -> tuple[list[list[int]], list[int], StepDrafts]:
-        """Of a node of each of some rows: its chain, as `chain` has it; the lines of logits of all
-        chains; and the drafts behind the nodes."""
+        """The chain of one node of each of these rows, as `chain` has it; the lines of logits of
+        all chains; and the drafts behind the nodes."""
         chains = [self.chain(row, node, size) for row, node in zip(rows, nodes, strict=True)]
         firsts = [self.first_lines[row] + 1 for row in rows]
         lines = [first + node for first, own in zip(firsts, chains, strict=True) for node in own]
