@@ -148,7 +148,7 @@ def prior(learned: Sequence[tuple[Job, Learned]]) -> str:
 def diagram(bins: np.ndarray) -> list[dict[str, float]]:
     """Predicted and observed acceptance, by twentieth of probability."""
     return [
-        {"chance": predicted / count, "accepted": accepted / count, "count": int(count)}
+        {"predicted": predicted / count, "accepted": accepted / count, "count": int(count)}
         for predicted, accepted, count in bins[:TWENTIETHS]
         if count
     ]

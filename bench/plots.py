@@ -113,9 +113,9 @@ def throughput(which: int = 0) -> dict[str, dict[int, float]]:
 
 
 def reliability() -> dict[str, dict[float, float]]:
-    """By the drafts' form and predicted chance, the fraction that was accepted."""
+    """By the drafts' form and predicted probability, the fraction that was accepted."""
     return {
-        name: {bucket["chance"]: bucket["accepted"] for bucket in buckets}
+        name: {bucket["predicted"]: bucket["accepted"] for bucket in buckets}
         for name, buckets in result("calibration")["diagrams"].items()
     }
 

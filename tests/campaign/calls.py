@@ -1,19 +1,17 @@
-"""Random calls on an engine and its datastore, by one caller or by several at once."""
+"""Random calls on an engine and its datastore."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fastdraft import Datastore, Engine
+from fastdraft import Datastore, Engine, Offers
 from fastdraft.config import NgramAutocomplete, PredictedOutputs, PromptLookup
-from fastdraft.errors import UnknownRequestError
 
 __all__ = ["DRAFTERS", "Calls"]
 
@@ -28,60 +26,50 @@ _ALPHABET = 10
 
 
 class Calls:
-    """The calls of one caller. Each checks what it did, also where memory ends in it.
+    """Each call checks what it did, also where memory ends in it."""
 
-    Args:
-        shared: Requests that other callers may end at any time; each caller then has one of its
-            own, and a row whose request has vanished costs that row alone. Without them all
-            requests are its own.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        memory: Datastore,
-        chance: random.Random,
-        shared: list[int] | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, memory: Datastore, rng: random.Random) -> None:
         self._engine = engine
         self._memory = memory
-        self._chance = chance
-        self._shared = shared
+        self._rng = rng
         self._most = engine.config.tree_budget or engine.config.lookahead
-        self._own = [] if shared is None else [engine.add_request(self._text(60))]
+        self._requests: list[int] = []
 
     def draw(self) -> Callable[[], None]:
         """The next call."""
-        known = list(self._own if self._shared is None else self._shared)
-        some = self._chance.sample(known, self._chance.randint(0, len(known)))
+        some = self._rng.sample(self._requests, self._rng.randint(0, len(self._requests)))
         calls = [self._add, self._step, self._step, self._batch, self._batch, self._end]
-        call = self._chance.choice([*calls, self._remember])
+        if self._engine.config.drafter is None:
+            calls.append(self._offer)
+        call = self._rng.choice([*calls, self._remember])
         return functools.partial(call, some, self._text(90))
 
     def check(self) -> None:
-        """What holds of an engine that is this caller's alone, whatever failed."""
-        assert self._engine.num_requests == len(self._own)
-        for request in self._own:
+        """Asserts what holds of an engine whatever failed."""
+        assert self._engine.num_requests == len(self._requests)
+        for request in self._requests:
             self._engine.num_tokens(request)
+        for kind in self._engine.offer_kinds:
+            for request in self._requests[:1]:
+                self._engine.propose(request, offers=Offers(kind, [1]))
         if self._engine.config.max_bytes is not None:
             assert self._engine.num_bytes <= self._engine.config.max_bytes
         assert self._memory.bytes <= self._memory.max_bytes
 
     def end(self) -> None:
-        """Ends the caller's own requests."""
-        for request in self._own:
+        """Ends all requests."""
+        for request in self._requests:
             stats = self._engine.finish(request)
             assert 0 <= stats.accepted <= min(stats.drafted, stats.emitted)
 
     def _text(self, most: int) -> list[int]:
-        alphabet = self._chance.randint(2, _ALPHABET)
-        motif = [self._chance.randrange(alphabet) for _ in range(self._chance.choice([1, 5, most]))]
-        return (motif * most)[: self._chance.randint(0, most)]
+        alphabet = self._rng.randint(2, _ALPHABET)
+        motif = [self._rng.randrange(alphabet) for _ in range(self._rng.choice([1, 5, most]))]
+        return (motif * most)[: self._rng.randint(0, most)]
 
     def _add(self, _: list[int], text: list[int]) -> None:
-        requests = self._own if self._shared is None else self._shared
-        if len(requests) < 24:
-            requests.append(self._engine.add_request(text, prediction=text[5:30] or None))
+        if len(self._requests) < 24:
+            self._requests.append(self._engine.add_request(text, prediction=text[5:30] or None))
 
     def _step(self, some: list[int], text: list[int]) -> None:
         for request in some[:1]:
@@ -92,38 +80,27 @@ class Calls:
             except MemoryError:
                 assert before <= self._engine.num_tokens(request) <= before + len(text)
                 raise
-            after = self._engine.num_tokens(request)
-            assert after == before + len(text) or self._shared is not None
+            assert self._engine.num_tokens(request) == before + len(text)
 
     def _batch(self, some: list[int], text: list[int]) -> None:
-        if self._shared is not None:
-            some.insert(self._chance.randint(0, len(some)), self._own[0])
-        own = {
-            at: self._engine.num_tokens(each) for at, each in enumerate(some) if each in self._own
-        }
-        limits = [self._chance.randint(0, 20) for _ in some]
-        try:
-            batch = self._engine.propose_batch(some, limits=limits, token_cost=0)
-        except UnknownRequestError as error:
-            raise AssertionError("a batch failed for a request that vanished") from error
+        before = [self._engine.num_tokens(request) for request in some]
+        limits = [self._rng.randint(0, 20) for _ in some]
+        batch = self._engine.propose_batch(some, limits=limits, token_cost=0)
         drafts = batch.tolist()
         for limit, draft in zip(limits, drafts, strict=True):
             assert len(draft) <= min(limit, self._most)
         self._check(batch, self._most * len(some))
-        emitted = [(draft + text)[: self._chance.randint(0, 8)] for draft in drafts]
+        emitted = [(draft + text)[: self._rng.randint(0, 8)] for draft in drafts]
         offsets = np.cumsum([0, *map(len, emitted)])
-        failed: Mapping[int, Exception] = {}
-        try:
-            self._engine.observe_batch(some, [*itertools.chain(*emitted)], offsets)
-        except UnknownRequestError as error:
-            failed = error.rows
-        assert own.keys().isdisjoint(failed)
-        assert all(isinstance(error, UnknownRequestError) for error in failed.values())
-        for at, before in own.items():
-            assert self._engine.num_tokens(some[at]) == before + len(emitted[at])
-        if self._shared is not None and self._engine.num_tokens(self._own[0]) > 500:
-            self.end()
-            self._own[0] = self._engine.add_request(text)
+        self._engine.observe_batch(some, [*itertools.chain(*emitted)], offsets)
+        for request, size, tokens in zip(some, before, emitted, strict=True):
+            assert self._engine.num_tokens(request) == size + len(tokens)
+
+    def _offer(self, some: list[int], text: list[int]) -> None:
+        """Kinds that are new are added; whatever fails in that, they can be used afterwards."""
+        kind = f"{self._rng.randrange(16):x}" * 40  # so long a name takes memory of its own
+        for request in some[:1]:
+            self._check(self._engine.propose(request, offers=Offers(kind, text[:8])), self._most)
 
     def _check(self, draft: Any, most: int) -> None:
         tokens = draft.token_ids
@@ -137,12 +114,8 @@ class Calls:
             try:
                 (self._engine.finish if len(text) % 2 else self._engine.cancel)(request)
             finally:
-                if self._shared is not None:
-                    # Several may end it; one takes it off the list.
-                    with contextlib.suppress(ValueError):
-                        self._shared.remove(request)
-                elif self._engine.num_requests < before:
-                    self._own.remove(request)
+                if self._engine.num_requests < before:
+                    self._requests.remove(request)
 
     def _remember(self, _: list[int], text: list[int]) -> None:
         self._memory.add(text * 2)

@@ -31,7 +31,7 @@ MULTIMODAL = sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) - set(FAMILI
 
 _LARGEST = 4_000_000  # parameters; a configuration that is no smaller was not understood
 
-# What keeps a family from being as small as the others.
+# Sizes of families that cannot be as small as the others.
 _ITS_OWN: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {"num_hidden_layers": 4},
     "bamba": {"hidden_size": 32, "mamba_n_heads": 4, "mamba_d_head": 16},

@@ -32,23 +32,23 @@ from hf_models import (
 )
 from random_cases import cases, leave_out
 
-# Of scores, which are float32 in the end, relative to the largest of them.
+# The noise of scores, which are float32 in the end, relative to the largest of them.
 _NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 
 @cases(2, first=1)
 def test_any_drafter_decodes_as_generate_does(seed: int) -> None:
     """One model and one batch, decoded by several drafters."""
-    chance = random.Random(seed)
-    family = chance.choice(FAMILIES)
+    rng = random.Random(seed)
+    family = rng.choice(FAMILIES)
     try:
-        model = random_model(family, chance)
+        model = random_model(family, rng)
     except Exception as error:
         leave_out(f"not built: {family}: {_brief(error)}")
     # No clock decides; some forwards are padded to a wider one, and some steps have no drafts.
-    charge_in_steps(model, chance.choice([1, 1, 4]), plain=0.05)
-    inputs = _prompts(chance)
-    options = _options(chance)
+    charge_in_steps(model, rng.choice([1, 1, 4]), plain=0.05)
+    inputs = _prompts(rng)
+    options = _options(rng)
     if model.config._attn_implementation == "eager" and not inputs["attention_mask"].all():
         # Its least mask is -inf to a softmax in float32, which gives padding no number.
         model.float()
@@ -61,20 +61,20 @@ def test_any_drafter_decodes_as_generate_does(seed: int) -> None:
         leave_out(f"transformers fails: {family}: {_brief(error)}")
     # Before anything else, since plain decoding of some that are refused takes minutes.
     _decoded(model, inputs, {"max_new_tokens": 1}, family, Generous)
-    compare = _sampled if chance.random() < 0.25 else _greedy
-    compare(chance, family, model, inputs, options)
+    compare = _sampled if rng.random() < 0.25 else _greedy
+    compare(rng, family, model, inputs, options)
     event(f"family {family}")
 
 
 def _greedy(
-    chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
+    rng: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
 ) -> None:
     columns = inputs["input_ids"].shape[1]
     plain = model.generate(
         **inputs, **options, do_sample=False, return_dict_in_generate=True, output_scores=True
     )
     truths = [row[columns:].tolist() for row in plain.sequences]
-    for name, make, prediction in _drafters(chance, model, truths):
+    for name, make, prediction in _drafters(rng, model, truths):
         output = _decoded(
             model, inputs, options, family, make, prediction=prediction, do_sample=False
         )
@@ -109,16 +109,16 @@ def _second_turn(family: str, model: Any, inputs: dict[str, Any], options: dict[
 
 
 def _sampled(
-    chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
+    rng: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
 ) -> None:
     """A token depends on its seed, its position and its logits, on no draft and no other row."""
     columns = inputs["input_ids"].shape[1]
     rows = inputs["input_ids"].shape[0]
-    seeds = [chance.getrandbits(40) for _ in range(rows)]
+    seeds = [rng.getrandbits(40) for _ in range(rows)]
     warpers = {
-        "temperature": chance.choice([0.3, 0.7, 1.0]),
-        "top_k": chance.choice([0, 5]),
-        "top_p": chance.choice([1.0, 0.9]),
+        "temperature": rng.choice([0.3, 0.7, 1.0]),
+        "top_k": rng.choice([0, 5]),
+        "top_p": rng.choice([1.0, 0.9]),
     }
     options = options | warpers | {"do_sample": True}
     plain = _decoded(model, inputs, options, family, Silent, seed=seeds)
@@ -145,7 +145,7 @@ def _sampled(
 
     truths = [row[columns:].tolist() for row in plain.sequences]
     assert explains(0, 0, truths[0][0]), f"{family}: not what seed and position draw"
-    for name, make, prediction in _drafters(chance, model, truths, models=False):
+    for name, make, prediction in _drafters(rng, model, truths, models=False):
         output = _decoded(model, inputs, options, family, make, prediction=prediction, seed=seeds)
         what = f"{family}, {name}, sampled"
         _compare(what, plain.sequences, output.sequences, columns, explains)
@@ -160,7 +160,7 @@ def _decoded(
     drafter: Callable[[], Any],
     **others: Any,
 ) -> Any:
-    """What `hf.generate` says; a case that it refuses before the prompt runs is left out."""
+    """The output of `hf.generate`; a case that it refuses before the prompt runs is left out."""
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, given, __: widths.append(given[0].shape[1])
@@ -189,10 +189,10 @@ def _compare(
     for row in range(len(expected)):
         unequal = (expected[row, :shared] != actual[row, :shared]).nonzero()
         if len(unequal):
-            place = int(unequal[0])
-            token = int(actual[row, place])
-            assert place >= columns and explains(row, place - columns, token), (
-                f"{what}: row {row} of {len(expected)} parts at new token {place - columns}: "
+            column = int(unequal[0])
+            token = int(actual[row, column])
+            assert column >= columns and explains(row, column - columns, token), (
+                f"{what}: row {row} of {len(expected)} parts at new token {column - columns}: "
                 f"{expected[row, columns:].tolist()} and {actual[row, columns:].tolist()}"
             )
             ties += 1
@@ -214,45 +214,45 @@ def _brief(error: Exception) -> str:
     return re.sub(r"\d+", "N", text.removeprefix("InvalidValueError "))[:100]
 
 
-def _prompts(chance: random.Random) -> dict[str, Any]:
+def _prompts(rng: random.Random) -> dict[str, Any]:
     """Left-padded texts of a few tokens over and over, so that there is something to draft."""
-    rows = chance.choice([1, 1, 2, 4, 8, 24, 64])
-    longest = chance.randint(6, 40)
+    rows = rng.choice([1, 1, 2, 4, 8, 24, 64])
+    longest = rng.randint(6, 40)
     ids = torch.full((rows, longest), PAD)
     mask = torch.zeros_like(ids)
-    equal = chance.random() < 0.3
+    equal = rng.random() < 0.3
     for row in range(rows):
-        length = longest if equal or row == rows - 1 else chance.randint(2, longest)
-        motif = [chance.randrange(3, VOCABULARY) for _ in range(chance.randint(1, 9))]
+        length = longest if equal or row == rows - 1 else rng.randint(2, longest)
+        motif = [rng.randrange(3, VOCABULARY) for _ in range(rng.randint(1, 9))]
         text = (motif * longest)[:length]
-        for _ in range(chance.choice([0, 0, length // 8])):
-            text[chance.randrange(length)] = chance.randrange(3, VOCABULARY)
+        for _ in range(rng.choice([0, 0, length // 8])):
+            text[rng.randrange(length)] = rng.randrange(3, VOCABULARY)
         ids[row, longest - length :] = torch.tensor(text)
         mask[row, longest - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _options(chance: random.Random) -> dict[str, Any]:
-    new = chance.choice([8, 40, 80, 120])
-    some = [[chance.randrange(3, VOCABULARY)] for _ in range(4)]
+def _options(rng: random.Random) -> dict[str, Any]:
+    new = rng.choice([8, 40, 80, 120])
+    some = [[rng.randrange(3, VOCABULARY)] for _ in range(4)]
     processors: list[dict[str, Any]] = [
-        {"repetition_penalty": chance.choice([0.8, 1.3])},
-        {"no_repeat_ngram_size": chance.choice([2, 3])},
-        {"min_new_tokens": chance.randint(1, new - 1)},
+        {"repetition_penalty": rng.choice([0.8, 1.3])},
+        {"no_repeat_ngram_size": rng.choice([2, 3])},
+        {"min_new_tokens": rng.randint(1, new - 1)},
         {"bad_words_ids": [*some[:2], some[2] + some[3]]},
         {"forced_eos_token_id": EOS},
         {"suppress_tokens": [token for (token,) in some]},
         {"sequence_bias": [[some[0], 4.0], [some[1] + some[2], -3.0]]},
         {"exponential_decay_length_penalty": (5, 1.2)},
         {"logits_processor": LogitsProcessorList([OfRows()])},
-        {"eos_token_id": [EOS, *(chance.randrange(3, VOCABULARY) for _ in range(3))]},
+        {"eos_token_id": [EOS, *(rng.randrange(3, VOCABULARY) for _ in range(3))]},
         {"eos_token_id": None},
         {"eos_token_id": None},
         {"eos_token_id": None},
-        {"prefix_allowed_tokens_fn": _allowed(chance.randint(3, 5))},
+        {"prefix_allowed_tokens_fn": _allowed(rng.randint(3, 5))},
     ]
     options: dict[str, Any] = {"max_new_tokens": new, "eos_token_id": EOS, "pad_token_id": PAD}
-    for chosen in chance.sample(processors, chance.choice([0, 0, 1, 1, 2, 3])):
+    for chosen in rng.sample(processors, rng.choice([0, 0, 1, 1, 2, 3])):
         options |= chosen
     if options["eos_token_id"] is None:
         options.pop("forced_eos_token_id", None)
@@ -279,48 +279,48 @@ def _allowed(every: int) -> Callable[[int, torch.Tensor], list[int]]:
 
 
 def _drafters(
-    chance: random.Random, model: Any, truths: list[list[int]], *, models: bool = True
+    rng: random.Random, model: Any, truths: list[list[int]], *, models: bool = True
 ) -> list[tuple[str, Callable[[], Any], Any]]:
     """Some of the drafters that there are: a name, what makes it, and its prediction."""
-    lookahead = chance.choice([1, 4, 16])
-    predictions = [_edited(chance, truth) for truth in truths]
+    lookahead = rng.choice([1, 4, 16])
+    predictions = [_edited(rng, truth) for truth in truths]
     drafters: list[tuple[str, Callable[[], Any], Any]] = [
         ("chains", lambda: Generous(DraftConfig(lookahead=lookahead)), None),
         ("chains, predictions", lambda: Generous(DraftConfig(lookahead=lookahead)), predictions),
-        ("trees", lambda: Generous(_trees(chance)), None),
-        ("trees, predictions", lambda: Generous(_trees(chance)), predictions),
-        ("random trees", lambda: Forester(truths, seed=chance.getrandbits(32)), None),
-        ("prompt lookup", lambda: DraftConfig.prompt_lookup(chance.randint(1, 4)), None),
+        ("trees", lambda: Generous(_trees(rng)), None),
+        ("trees, predictions", lambda: Generous(_trees(rng)), predictions),
+        ("random trees", lambda: Forester(truths, seed=rng.getrandbits(32)), None),
+        ("prompt lookup", lambda: DraftConfig.prompt_lookup(rng.randint(1, 4)), None),
         ("n-gram", lambda: DraftConfig.ngram(min_probability=0.1), None),
         ("predicted outputs", lambda: DraftConfig.predicted_outputs(4, 3), predictions),
     ]
     if models:
         drafters += [
-            ("draft model", lambda: _assistant(chance, model), None),
-            ("staged", lambda: Staged([DraftConfig(), _assistant(chance, model)]), None),
+            ("draft model", lambda: _assistant(rng, model), None),
+            ("staged", lambda: Staged([DraftConfig(), _assistant(rng, model)]), None),
         ]
-    return chance.sample(drafters, 4)
+    return rng.sample(drafters, 4)
 
 
-def _trees(chance: random.Random) -> DraftConfig:
-    return DraftConfig(tree_budget=chance.choice([2, 8, 32]), lookahead=chance.choice([2, 16]))
+def _trees(rng: random.Random) -> DraftConfig:
+    return DraftConfig(tree_budget=rng.choice([2, 8, 32]), lookahead=rng.choice([2, 16]))
 
 
-def _assistant(chance: random.Random, model: Any) -> AssistantModel:
+def _assistant(rng: random.Random, model: Any) -> AssistantModel:
     return AssistantModel(
-        bent(model, by=chance.choice([0.0, 0.05, 0.3])),
-        schedule=chance.choice(["constant", "heuristic"]),
-        num_tokens=chance.choice([1, 4, 9]),
+        bent(model, by=rng.choice([0.0, 0.05, 0.3])),
+        schedule=rng.choice(["constant", "heuristic"]),
+        num_tokens=rng.choice([1, 4, 9]),
         lookup=None,
     )
 
 
-def _edited(chance: random.Random, truth: list[int]) -> NDArray[np.int64]:
+def _edited(rng: random.Random, truth: list[int]) -> NDArray[np.int64]:
     """A prediction with tokens replaced, deleted and inserted."""
     tokens = list(truth)
-    for _ in range(len(tokens) // chance.choice([4, 9, 30])):
-        at = chance.randrange(len(tokens))
-        match chance.randrange(3):
+    for _ in range(len(tokens) // rng.choice([4, 9, 30])):
+        at = rng.randrange(len(tokens))
+        match rng.randrange(3):
             case 0:
                 tokens[at] = max(3, tokens[at] - 1)
             case 1:

@@ -49,22 +49,22 @@ def _build_library() -> None:
 @cases(3)
 def test_every_budget_may_end(seed: int) -> None:
     """One script of calls with every budget: what is refused leaves all the rest as it was."""
-    chance = random.Random(seed)
-    drafting = chance.choice(DRAFTERS)
-    script = chance.getrandbits(32)
+    rng = random.Random(seed)
+    drafting = rng.choice(DRAFTERS)
+    script = rng.getrandbits(32)
     _, most = _run(DraftConfig(**drafting), script)
-    step = max(1, most // chance.choice([50, 100]))
-    budgets = range(1 + chance.randrange(step), most + step, step)
+    step = max(1, most // rng.choice([50, 100]))
+    budgets = range(1 + rng.randrange(step), most + step, step)
     assert sum(_run(DraftConfig(**drafting, max_bytes=each), script)[0] for each in budgets) > 0
 
 
-def _allocations(chance: random.Random) -> int:
+def _allocations(rng: random.Random) -> int:
     """With every allocation failing, alone or with all after it."""
     library = ctypes.CDLL(str(_LIBRARY.resolve()))
     library.fail_at.argtypes = [ctypes.c_long, ctypes.c_bool]
-    drafting = DraftConfig(**chance.choice(DRAFTERS))
-    script = chance.getrandbits(32)
-    goes_on = chance.random() < 0.3
+    drafting = DraftConfig(**rng.choice(DRAFTERS))
+    script = rng.getrandbits(32)
+    goes_on = rng.random() < 0.3
     failed = 0
     for allocation in itertools.count(1):
 

@@ -1,4 +1,4 @@
-"""What the probe says of every family that can be built, against a full comparison in float64."""
+"""The probe's answer for every family that can be built, against a full comparison in float64."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MEDIAN, _MOST = 1e-5, 2e-3
 
 @cases(3)
 def test_the_probe_says_what_a_full_comparison_says(seed: int) -> None:
-    """Of one family, another one for each seed."""
+    """One family is tried, another one for each seed."""
     family = ALL[seed % len(ALL)]
     make = multimodal_model if family in MULTIMODAL else random_model
     try:
@@ -69,9 +69,9 @@ def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str
     def watched(plan: Plan) -> Answer:
         answer = answered(plan)
         # Last of all that of the generation itself, behind those of the probe.
-        places = plan._model_kwargs.get("position_ids") is not None
+        has_positions = plan._model_kwargs.get("position_ids") is not None
         trees = plan._masks.needed is None and not plan._cache.has_recurrent_layers
-        said.append((Answer(trees and places), answer))
+        said.append((Answer(trees and has_positions), answer))
         return answer
 
     try:
@@ -98,7 +98,7 @@ def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str
 
 
 def _problem(model: Any, inputs: dict[str, Any], plain: Any, answer: Answer) -> str | None:
-    """What differs where the model is decoded by this answer."""
+    """The difference, where there is one, of what the model says when decoded by this answer."""
     columns = inputs["input_ids"].shape[1]
     truths = [row[columns:].tolist() for row in plain.sequences]
     ours: dict[str, Any] = {"drafter": Forester(truths, seed=1)}

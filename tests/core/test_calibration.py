@@ -1,4 +1,4 @@
-"""What an engine learns, saved and loaded, and whether its chances come true."""
+"""An engine's calibration, saved and loaded, and predicted against observed acceptance."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def markov_texts(size: int, seed: int, texts: int, tokens: int = 800) -> list[li
     random = np.random.default_rng(seed)
     states = range(tokens)
     following = [random.choice(len(states), 4, replace=False) for _ in states]
-    chances = [np.cumsum(random.dirichlet([0.1] * 4)) for _ in states]
+    cumulative = [np.cumsum(random.dirichlet([0.1] * 4)) for _ in states]
     found = []
     for _ in range(texts):
         text = [0]
         for draw in random.random(size - 1):
-            choice = min(3, int(np.searchsorted(chances[text[-1]], draw)))
+            choice = min(3, int(np.searchsorted(cumulative[text[-1]], draw)))
             text.append(int(following[text[-1]][choice]))
         found.append(text)
     return found
@@ -52,8 +52,8 @@ def serve(engine: Engine, *texts: list[int]) -> None:
             node, emitted = -1, 0
             nodes = zip(draft.parents, draft.token_ids, strict=True)
             for index, (parent, token) in enumerate(nodes):
-                place = said[request] + emitted
-                if parent == node and text[place : place + 1] == [token]:
+                position = said[request] + emitted
+                if parent == node and text[position : position + 1] == [token]:
                     node, emitted = index, emitted + 1
             steps.append(text[said[request] : said[request] + emitted + 1])
         for (request, _), step in zip(running, steps, strict=True):
@@ -66,12 +66,12 @@ def serve(engine: Engine, *texts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("tree_budget", [None, 12])
-def test_chances_come_true(tree_budget: int | None) -> None:
+def test_predicted_acceptance_is_observed(tree_budget: int | None) -> None:
     engine = Engine(DraftConfig(lookahead=4, tree_budget=tree_budget, token_cost=0))
     serve(engine, markov_text(20_000, 2))
     buckets = engine.calibration().reliability
-    chances = [bucket.predicted for bucket in buckets]
-    assert chances == sorted(chances)
+    predicted = [bucket.predicted for bucket in buckets]
+    assert predicted == sorted(predicted)
     many = [bucket for bucket in buckets if bucket.count >= 300]
     assert len(many) >= 18
     # A source without any structure is the hardest: what the steps of the descent leave of noise is
@@ -82,7 +82,7 @@ def test_chances_come_true(tree_budget: int | None) -> None:
 
 @pytest.mark.parametrize("at_once", [16, 64, 256])
 @pytest.mark.parametrize("copies", [False, True])
-def test_chances_come_true_with_any_number_of_requests_in_flight(
+def test_predicted_acceptance_is_observed_with_any_number_of_requests_in_flight(
     at_once: int, copies: bool
 ) -> None:
     # Either unrelated requests from one source, or copies of one request in lockstep. One batch of
@@ -94,7 +94,7 @@ def test_chances_come_true_with_any_number_of_requests_in_flight(
     tokens = sum(bucket.count for bucket in buckets)
     gap = sum(bucket.count * abs(bucket.predicted - bucket.accepted) for bucket in buckets) / tokens
     # Copies have few different tokens, so some noise remains: one request alone has 0.05 to 0.1.
-    # Steps that use the stale chances give 0.03 to 0.38.
+    # Steps that use the stale probabilities give 0.03 to 0.38.
     assert gap < (0.12 if copies else 0.025)
 
 
@@ -146,7 +146,7 @@ def serve_offers(engine: Engine, steps: int = 30) -> None:
 
 
 def test_what_was_learned_of_offers_is_saved(tmp_path: Path) -> None:
-    def chance(engine: Engine) -> float:
+    def probability(engine: Engine) -> float:
         request = engine.add_request([7])
         offer = Offers("eagle", [8], confidences=[0.5])
         return float(engine.propose(request, token_cost=0.0, offers=offer).probabilities[0])
@@ -159,7 +159,7 @@ def test_what_was_learned_of_offers_is_saved(tmp_path: Path) -> None:
     assert again.offer_kinds == ("eagle",)
     assert again.calibration().offers == engine.calibration().offers
     assert again.calibration().plain_steps == engine.calibration().plain_steps
-    assert chance(again) == chance(engine) > chance(Engine()) + 0.1
+    assert probability(again) == probability(engine) > probability(Engine()) + 0.1
 
 
 @pytest.mark.parametrize("largest", [0, 1])
@@ -168,7 +168,7 @@ def test_the_largest_numbers_of_offers_draft_and_learn(largest: int) -> None:
     learned = Engine().calibration()
     ranges = _core.OFFER_RANGES
     values = tuple(each[largest] for each in ranges)
-    mixed = tuple(each[place % 2] for place, each in enumerate(ranges))
+    mixed = tuple(each[index % 2] for index, each in enumerate(ranges))
     steps = tuple(each[largest] for each in _core.STEP_RANGES)
     for offers in (values, mixed):
         engine = Engine(calibration=Calibration(learned.weights, (), {"eagle": offers}, steps))
@@ -176,7 +176,7 @@ def test_the_largest_numbers_of_offers_draft_and_learn(largest: int) -> None:
         request = engine.add_request([7])
         offer = Offers("eagle", [8, 9], confidences=[0.9, 0.1])
         draft = engine.propose(request, token_cost=0.0, offers=offer)
-        assert all(0 <= chance <= 1 for chance in draft.probabilities)
+        assert all(0 <= each <= 1 for each in draft.probabilities)
         engine.calibration()
 
 
@@ -203,7 +203,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def put(*keys_and_value: Any) -> Callable[[str], str]:
-    """Puts a value at the place in the file that the keys lead to."""
+    """Puts a value where the keys lead to in the file."""
     *keys, last, value = keys_and_value
 
     def damaged(text: str) -> str:
@@ -215,7 +215,7 @@ def put(*keys_and_value: Any) -> Callable[[str], str]:
 
 
 def without(*keys: Any) -> Callable[[str], str]:
-    """Takes away what stands at that place."""
+    """Removes what the keys lead to."""
 
     def damaged(text: str) -> str:
         content = json.loads(text)
@@ -292,8 +292,8 @@ def test_the_largest_weights_draft_and_learn() -> None:
         assert max(abs(value) for values in learned.weights.values() for value in values) <= 1000
     # Features that contradict each other, so that weights move on from the largest.
     weights = {
-        name: ((1000.0 if place % 2 else -1000.0),) * len(values)
-        for place, (name, values) in enumerate(names.items())
+        name: ((1000.0 if index % 2 else -1000.0),) * len(values)
+        for index, (name, values) in enumerate(names.items())
     }
     engine = Engine(calibration=Calibration(weights))
     serve(engine, markov_text(200, 3))

@@ -25,12 +25,12 @@ from oracles.token_weights import TokenWeights
 motifs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 runs = st.tuples(motifs, st.integers(1, 8), motifs).map(lambda r: r[0] * r[1] + r[2])
 texts = st.lists(runs, max_size=3).map(lambda parts: list(chain(*parts))[:70])
-# Of each offered token: the token, its parent counted back from the one before it, its confidence.
+# Offered tokens: the token, its parent counted back from the one before it, its confidence.
 offered = st.lists(
     st.tuples(st.integers(0, 5), st.just(0) | st.integers(0, 4), st.floats(0, 1, width=32)),
     max_size=8,
 )
-# The offers of two kinds, whether they tell confidences, and whether the second kind's tokens are
+# The offers of two kinds, whether they have confidences, and whether the second kind's tokens are
 # drawn, and then are a chain.
 KINDS = ("eagle", "runners-up")
 offers_of_a_step = st.tuples(
@@ -114,7 +114,7 @@ def case(**own: Any) -> Any:
     steps=[(0, [], 9, ([[], [(0, 0, float(np.float32(0.7)))]], True, False))],
     lookahead=1,
 )
-@case(  # offers deeper than depths are told apart
+@case(  # offers deeper than the last depth that is its own
     steps=[(9, [5], 9, ([[(token % 5, 0, 0.5) for token in range(9)], []], True, False))] * 2,
     lookahead=20,
 )
@@ -170,7 +170,7 @@ def test_drafts_are_the_oracles(
         limit = most if within > 4 else min(most, within)
         offers: list[Offers] = []
         drafter.offers, drawn_ids = [], None
-        for trees, told, drawn in offered:
+        for trees, confident, drawn in offered:
             for k, nodes in enumerate(trees):
                 of_chain = drawn and k == 1
                 tokens = [token for token, _, _ in nodes]
@@ -178,7 +178,7 @@ def test_drafts_are_the_oracles(
                     max(at - 1 - (0 if of_chain else back), -1)
                     for at, (_, back, _) in enumerate(nodes)
                 ]
-                sure = [confidence for _, _, confidence in nodes] if told else None
+                sure = [confidence for _, _, confidence in nodes] if confident else None
                 offers.append(Offers(KINDS[k], tokens, None, parents, sure, drawn=of_chain))
                 if tokens:
                     source = Source.OFFER + k
@@ -204,7 +204,7 @@ def test_drafts_are_the_oracles(
         assert weights == pytest.approx(drafter.acceptance.weights[name], abs=1e-4)
 
 
-# So much text that a store has weights that name tokens.
+# Enough text for a store to have weights that name tokens.
 ELSEWHERE = [*range(1000, 2400)]
 DOCUMENT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 OTHER = [10, 11, 12, 13, 14, 15, 26, 27, 28, 29]
@@ -325,7 +325,7 @@ def test_tokens_are_labelled_with_where_they_were_found() -> None:
     assert sources([*DOCUMENT, *PROMPT], DOCUMENT[6:], []) == {Source.PREDICTION}
 
 
-def test_stores_templates_and_running_requests_are_told_apart(tmp_path: Path) -> None:
+def test_stores_templates_and_running_requests_are_sources_of_their_own(tmp_path: Path) -> None:
     engine = Engine(DraftConfig(lookahead=3, token_cost=0))
     drafts = {
         Source.DATASTORE: {"datastores": [store_of(DOCUMENT)]},
@@ -340,7 +340,7 @@ def test_stores_templates_and_running_requests_are_told_apart(tmp_path: Path) ->
         engine.observe(request, [*draft.token_ids.tolist(), 77])
         counts = engine.finish(request).accepted_by_source
         assert counts[source] == sum(counts) == len(draft) > 0
-    # What another request, still running, has written: whether its text enters or is only read.
+    # The text of another request that still runs, where the store is written or only read.
     store = store_of()
     writer = engine.add_request([50], datastores=[store])
     running = [
@@ -380,10 +380,10 @@ def test_finished_requests_enter_live_stores_and_cancelled_ones_do_not(tmp_path:
     assert drafted(engine, alone) == [16, 17, 18, 19]
 
 
-def test_what_a_tenant_teaches_about_tokens_is_told_to_no_other() -> None:
+def test_what_a_tenant_teaches_about_tokens_reaches_no_other() -> None:
     def taught(first: int) -> tuple[object, list[float], list[float]]:
-        """An engine's calibration, and the chances of another tenant and of the same one, after a
-        tenant's requests in which a token, `first`, is never what comes."""
+        """An engine's calibration, and the probabilities of another tenant and of the same one,
+        after a tenant's requests in which a token, `first`, is never emitted."""
         alice, bob = store_of(ELSEWHERE), store_of(ELSEWHERE)
         engine = Engine(DraftConfig(lookahead=3, token_cost=0))
         for _ in range(8):
@@ -392,12 +392,12 @@ def test_what_a_tenant_teaches_about_tokens_is_told_to_no_other() -> None:
             engine.observe(request, [4])
             engine.cancel(request)
 
-        def chances(store: Datastore) -> list[float]:
+        def probabilities(store: Datastore) -> list[float]:
             prompt = [500, 501, 502, 503, 500]
             request = engine.add_request(prompt, datastores=[store])
             return engine.propose(request).probabilities.tolist()
 
-        return engine.calibration(), chances(bob), chances(alice)
+        return engine.calibration(), probabilities(bob), probabilities(alice)
 
     named, other = taught(500), taught(700)
     assert named[:2] == other[:2]
@@ -405,7 +405,7 @@ def test_what_a_tenant_teaches_about_tokens_is_told_to_no_other() -> None:
 
 
 def test_requests_that_only_read_a_store_teach_it_nothing_about_tokens() -> None:
-    def chances(reads: bool) -> list[float]:
+    def probabilities(reads: bool) -> list[float]:
         store = store_of(ELSEWHERE)
         engine = Engine(DraftConfig(lookahead=3, token_cost=0))
         teacher = {"read_only": [store]} if reads else {}
@@ -417,7 +417,7 @@ def test_requests_that_only_read_a_store_teach_it_nothing_about_tokens() -> None
         learner = engine.add_request([7, 1, 2, 3, 7], datastores=[store])
         return engine.propose(learner).probabilities.tolist()
 
-    assert chances(reads=True) == chances(reads=False)
+    assert probabilities(reads=True) == probabilities(reads=False)
 
 
 def test_engines_share_a_store() -> None:

@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -232,30 +232,6 @@ TestEngineAgainstLists = EngineAgainstLists.TestCase
 TestEngineAgainstLists.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize(
-    "convert",
-    [
-        list,
-        tuple,
-        lambda ids: np.array(ids, dtype=np.int32),
-        lambda ids: np.array(ids, dtype=np.int64),
-        lambda ids: np.array(ids, dtype=np.uint64),
-        lambda ids: np.array(ids, dtype=np.uint8),
-        lambda ids: np.array(ids * 2, dtype=np.int32)[: len(ids)][::1],
-        lambda ids: np.array([t for i in ids for t in (i, 0)], dtype=np.int32)[::2],
-        lambda ids: array.array("i", ids),
-        lambda ids: memoryview(array.array("q", ids)),
-        lambda ids: range(1, 4) if ids == [1, 2, 3] else ids,
-    ],
-)
-def test_any_row_of_integers_is_taken(convert: Callable[[list[int]], object]) -> None:
-    engine = Engine(DraftConfig(lookahead=2, token_cost=0))
-    request = engine.add_request(convert([1, 2, 3]), prediction=convert([7]))
-    engine.observe(request, convert([1, 2]))
-    assert engine.propose(request).tolist() == [3, 1]
-    assert engine.num_tokens(request) == 5
-
-
 def test_torch_tensors_are_taken() -> None:
     torch = pytest.importorskip("torch")
     engine = Engine(DraftConfig(lookahead=1, token_cost=0))
@@ -357,6 +333,14 @@ def test_callers_code_may_call_the_engine_meanwhile() -> None:
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
+        ((1, 2, 3), [1, 2, 3]),
+        (range(1, 4), [1, 2, 3]),
+        (array.array("i", [1, 2, 3]), [1, 2, 3]),
+        (memoryview(array.array("q", [1, 2, 3])), [1, 2, 3]),
+        (np.array([1, 2, 3], dtype=np.int32), [1, 2, 3]),
+        (np.array([1, 2, 3], dtype=np.uint8), [1, 2, 3]),
+        (np.array([1, 2, 3], dtype=np.uint64), [1, 2, 3]),
+        (np.array([1, 0, 2, 0, 3], dtype=np.int32)[::2], [1, 2, 3]),
         (np.array([1, 2, 3], dtype=">i4"), [1, 2, 3]),
         (np.array([1, 2, 3], dtype=">u8"), [1, 2, 3]),
         (np.array([1, 2, 3], dtype="<i8")[::-1], [3, 2, 1]),
@@ -386,9 +370,11 @@ def test_rows_of_any_layout_are_taken_and_others_refused(
             engine.add_request(ids)
         assert engine.num_requests == 0
         return
-    engine.finish(engine.add_request(ids))
+    request = engine.add_request(ids, prediction=ids, templates=ids)
+    engine.observe(request, ids)
+    engine.finish(request)
     # A mark stands before each document.
-    assert store.read(store.begin + 1, 10).tolist() == expected
+    assert store.read(store.begin + 1, 10).tolist() == expected * 2
 
 
 @pytest.mark.parametrize(
@@ -548,6 +534,32 @@ def test_a_request_without_memory_for_drafting_goes_on_without_drafts() -> None:
     # A small one does not.
     assert len(engine.propose(last, limit=4)) == 4
     assert engine.finish(last).emitted == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "prediction"),
+    [(DraftConfig.ngram(), []), (DraftConfig.predicted_outputs(), range(700))],
+    ids=["ngram", "predicted_outputs"],
+)
+def test_max_bytes_counts_what_a_drafter_keeps(
+    config: DraftConfig, prediction: Sequence[int]
+) -> None:
+    prompt = np.random.default_rng(0).integers(0, 40, 400).tolist()
+    plain, unlimited = Engine(DraftConfig.prompt_lookup()), Engine(config)
+    plain.add_request(prompt)
+    expected = unlimited.propose(unlimited.add_request(prompt, prediction=prediction)).tolist()
+    for max_bytes in range(2_000, 200_000, 499):
+        engine = Engine(dataclasses.replace(config, max_bytes=max_bytes))
+        try:
+            request = engine.add_request(prompt, prediction=prediction)
+        except MemoryLimitError:
+            assert engine.num_bytes == engine.num_requests == 0
+            continue
+        break
+    assert plain.num_bytes < engine.num_bytes <= max_bytes
+    assert engine.propose(request).tolist() == expected
+    engine.finish(request)
+    assert engine.num_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft import DraftConfig, Engine, Source
-from fastdraft.errors import MemoryLimitError
 from oracles.ngram import NgramModel
 
 
@@ -128,27 +127,3 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
         assert stats.steps < stats.emitted
         accepted += stats.accepted
     assert accepted > 50
-
-
-def test_the_model_is_counted_in_the_budget() -> None:
-    prompt = np.random.default_rng(0).integers(0, 40, 400).tolist()
-    plain = Engine(DraftConfig.prompt_lookup())
-    plain.add_request(prompt)
-    refused = 0
-    for max_bytes in range(2_000, 200_000, 499):
-        engine = Engine(DraftConfig.ngram(max_bytes=max_bytes))
-        try:
-            request = engine.add_request(prompt)
-        except MemoryLimitError:
-            refused += 1
-            assert engine.num_bytes == engine.num_requests == 0
-            continue
-        assert plain.num_bytes < engine.num_bytes <= max_bytes
-        unlimited = Engine(DraftConfig.ngram())
-        expected = unlimited.propose(unlimited.add_request(prompt)).tolist()
-        assert engine.propose(request).tolist() == expected
-        break
-    assert refused > 20
-    assert engine.num_requests == 1
-    engine.finish(request)
-    assert engine.num_bytes == 0

@@ -53,24 +53,24 @@ def test_what_an_offer_is_worth_is_learned_beside_the_engines_evidence() -> None
     """Offers that are right where copies fail, and wrong where copies are right."""
     engine = Engine(DraftConfig(token_cost=0.02))
     random = np.random.default_rng(5)
-    chances: dict[str, list[tuple[float, bool]]] = {"copied": [], "new": []}
+    outcomes: dict[str, list[tuple[float, bool]]] = {"copied": [], "new": []}
     for _ in range(60):
         phrase = random.integers(0, 1000, 12).tolist()
         request = engine.add_request(phrase + phrase[:4])
-        for place in range(4, 12):
-            copied = place < 8
-            target = phrase[place] if copied else int(random.integers(1000, 2000))
+        for index in range(4, 12):
+            copied = index < 8
+            target = phrase[index] if copied else int(random.integers(1000, 2000))
             says = int(random.integers(2000, 3000)) if copied else target
             draft = engine.propose(request, limit=1, offers=Offers("eagle", [says]))
             if len(draft):
                 hit = draft.tolist()[0] == target
-                chances["copied" if copied else "new"].append((draft.probabilities[0], hit))
+                outcomes["copied" if copied else "new"].append((draft.probabilities[0], hit))
             engine.observe(request, [target])
         engine.cancel(request)
-    right = [hit for _, hit in chances["copied"][-40:]]
+    right = [hit for _, hit in outcomes["copied"][-40:]]
     assert np.mean(right) > 0.9
-    # Where nothing matches any more the offer's token is trusted.
-    assert np.mean([hit for _, hit in chances["new"][-40:]]) > 0.5
+    # The offer's token is trusted where nothing matches any more.
+    assert np.mean([hit for _, hit in outcomes["new"][-40:]]) > 0.5
 
 
 def test_a_batch_takes_offers_for_some_rows_and_kinds() -> None:
@@ -344,7 +344,7 @@ def test_what_is_not_known_of_a_drafter_gives_no_hope_for_the_engines_draft() ->
 
 @pytest.mark.parametrize("tree_budget", [None, 8])
 def test_asking_changes_no_draft(tree_budget: int | None) -> None:
-    """What `wants` found serves the next call for the same, and that call alone."""
+    """A draft found by `wants` serves the next call for the same, and that call alone."""
     random = np.random.default_rng(7)
     asked, plain = (Engine(DraftConfig(lookahead=6, tree_budget=tree_budget)) for _ in range(2))
     pairs = [(asked.add_request([1, 2]), plain.add_request([1, 2])) for _ in range(3)]

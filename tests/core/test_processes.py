@@ -31,40 +31,6 @@ def in_child(body: Callable[[], object]) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_forks_use_the_live_stores_of_their_parent() -> None:
-    """Whatever the parent's threads were doing to them at that moment."""
-    store = Datastore(max_bytes=1 << 20)
-    engine = Engine(datastores=[store])
-    text = np.random.default_rng(0).integers(0, 300, 3000)
-    over = threading.Event()
-
-    def write() -> None:
-        while not over.is_set():
-            store.add(text)
-            request = engine.add_request(text)
-            engine.observe_batch([request], text[:500], [0, 500])
-            engine.finish(request)
-
-    def use() -> None:
-        store.add([1, 2, 3, 4, 5])
-        request = engine.add_request([1, 2, 3])
-        engine.propose(request)
-        engine.observe(request, [4])
-        engine.finish(request)
-        store.close()
-
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert [in_child(use) for _ in range(20)] == [0] * 20
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_forks_do_not_wait_for_what_a_thread_of_their_parent_held() -> None:
     memory, over = Memory(8 << 20), threading.Event()
 

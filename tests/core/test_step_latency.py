@@ -185,67 +185,6 @@ def test_a_model_keeps_its_cost_and_takes_it_with_it() -> None:
     assert len(StepLatency._of_model) < remembered
 
 
-def _traced(device: str, sizes: list[int], *, a_row: bool) -> StepLatency:
-    """Knows 400 steps of all kinds, with outliers and a machine that becomes half as fast."""
-    cost = StepLatency(device, sizes, a_row=a_row)
-    random = np.random.default_rng(7)
-    for step in range(400):
-        rows = int(random.choice([1, 3, 8]))
-        width = float(random.choice([0.6, 1, 2, 2.5, 9, 17, 40, 300]))
-        prompts = int(random.choice([0, 0, 5]))
-        seconds = (0.02 + 0.001 * rows * width) * np.exp(0.2 * random.standard_normal())
-        seconds *= (2 if step > 200 else 1) * (6 if random.random() < 0.05 else 1)
-        cost.observe(
-            rows, width, seconds, prompt_tokens=prompts, one_graph=bool(random.random() < 0.3)
-        )
-    return cost
-
-
-@pytest.mark.parametrize(
-    ("device", "sizes", "a_row", "expected"),
-    [
-        (
-            "cpu",
-            [],
-            False,
-            "132.008 573.48 86.3143 2895.42 46.5849 54.9504 221.101 1682 33.0461 33",
-        ),
-        (
-            "cuda",
-            [],
-            False,
-            "136.631 566.077 87.0469 2790.16 50.9055 54.3448 212.004 1447.27 33 33",
-        ),
-        (
-            "cpu",
-            [16, 1, 4, 64],
-            False,
-            "98.7535 592.47 93.8922 1622.22 46.6361 49.8689 197.215 1551.87 51.4154 33.4769",
-        ),
-        (
-            "cuda",
-            [1, 5, 17],
-            True,
-            "75.2401 207.192 95.0475 2659.99 46.8616 47.1624 206.138 1482.13 13.2353 13.2353",
-        ),
-    ],
-)
-def test_what_is_learned_stays_the_same(
-    device: str, sizes: list[int], a_row: bool, expected: str
-) -> None:
-    """The numbers are recorded ones: what they mean is tested above."""
-    cost = _traced(device, sizes, a_row=a_row)
-    (one, one_widths), (many, many_widths) = cost.best_widths(1), cost.best_widths(8)
-    optimistic = cost.seconds_by_tokens(3, 17, optimistic=True)
-    found = [
-        *(1e3 * times.mean() for times in (one, many, optimistic, cost.seconds_by_tokens(5, 300))),
-        *(1e3 * cost.seconds_in_one_graph(3, width) for width in (1, 3, 30, 280)),
-        one_widths.mean(),
-        many_widths.mean(),
-    ]
-    np.testing.assert_allclose(found, [*map(float, expected.split())], rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -16,7 +16,7 @@ from oracles import successors as oracle
 tokens = st.integers(0, 5)
 maybe = st.integers(-1, 5)
 # Exact in float32, with products that tie.
-chances = st.sampled_from([0.0, 0.00390625, 0.125, 0.25, 0.5, 0.625, 1.0])
+probability = st.sampled_from([0.0, 0.00390625, 0.125, 0.25, 0.5, 0.625, 1.0])
 
 
 def row_of(width: int) -> st.SearchStrategy[tuple[tuple[int, int], list[int], list[float]]]:
@@ -25,7 +25,7 @@ def row_of(width: int) -> st.SearchStrategy[tuple[tuple[int, int], list[int], li
     return st.tuples(
         st.tuples(maybe, maybe),
         st.tuples(ids, cut).map(lambda each: each[0][: each[1]] + [-1] * (width - each[1])),
-        st.lists(chances, min_size=width, max_size=width),
+        st.lists(probability, min_size=width, max_size=width),
     )
 
 

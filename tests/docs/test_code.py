@@ -169,14 +169,14 @@ def test_names_exist(page: Path) -> None:
     for dotted in set(re.findall(r"(?<![\w./])fastdraft(?:\.\w+)+(?![\w/])", text)):
         if dotted.endswith(EXTENSIONS):
             continue
-        place, (_, *names) = ROOT / "python" / "fastdraft", dotted.split(".")
-        while names and (place / names[0]).is_dir():
-            place /= names.pop(0)
-        files = [place / f"{names[0]}.py"] if names else []
+        folder, (_, *names) = ROOT / "python" / "fastdraft", dotted.split(".")
+        while names and (folder / names[0]).is_dir():
+            folder /= names.pop(0)
+        files = [folder / f"{names[0]}.py"] if names else []
         if files and files[0].exists():
             del names[0]
         else:
-            files = [*place.glob("*.py"), *place.glob("*.pyi")]
+            files = [*folder.glob("*.py"), *folder.glob("*.pyi")]
         source = "".join(file.read_text() for file in files)
         assert all(re.search(rf"\b{name}\b", source) for name in names), dotted
 

@@ -75,7 +75,7 @@ def test_common_ngrams() -> None:
 
 
 def test_no_peer_is_ahead_in_any_cell() -> None:
-    """What two pages say of the 384 cells of family, token cost and peer."""
+    """Two pages say so of the 384 cells of family, token cost and peer."""
     runs = results("replay")["runs"]
     speed: dict[tuple[str, float], dict[str, float]] = {}
     for run in runs:
@@ -132,7 +132,7 @@ def test_a_prior_of_other_families() -> None:
 def test_calibration() -> None:
     found = results("calibration")
     buckets = [each for diagram in found["diagrams"].values() for each in diagram]
-    assert f"{max(abs(each['chance'] - each['accepted']) for each in buckets):.2f}" == "0.03"
+    assert f"{max(abs(each['predicted'] - each['accepted']) for each in buckets):.2f}" == "0.03"
     for cost in (0.02, 0.05, 0.2):
         paths = [row for row in found["paths"] if row["token cost"] == cost]
         cells = [f"{paths[i]['predicted']:.2f} / {paths[i]['observed']:.2f}" for i in (0, 2, 5)]

@@ -34,8 +34,8 @@ def _prompts(count: int) -> list[list[int]]:
     """Prompts of unequal length, in which something can be found."""
     generator = torch.Generator().manual_seed(3)
     return [
-        torch.randint(3, VOCABULARY, (5 + place,), generator=generator).tolist() * 3
-        for place in range(count)
+        torch.randint(3, VOCABULARY, (5 + index,), generator=generator).tolist() * 3
+        for index in range(count)
     ]
 
 
@@ -44,12 +44,12 @@ def _plain(model: Any, prompts: list[list[int]], **options: Any) -> list[torch.T
         model.generate(
             torch.tensor([prompt]),
             do_sample=False,
-            max_new_tokens=SHORTEST + MORE * place,
+            max_new_tokens=SHORTEST + MORE * index,
             eos_token_id=EOS,
             pad_token_id=PAD,
             **options,
         )[0]
-        for place, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     ]
 
 
@@ -58,10 +58,10 @@ def _requests(loop: Any, prompts: list[list[int]], outputs: list[torch.Tensor]) 
     return [
         loop.Request(
             list(prompt),
-            end=len(prompt) + SHORTEST + MORE * place,
-            prediction=edited(output[len(prompt) :]) if place % 2 else None,
+            end=len(prompt) + SHORTEST + MORE * index,
+            prediction=edited(output[len(prompt) :]) if index % 2 else None,
         )
-        for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
+        for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
     ]
 
 
@@ -124,9 +124,9 @@ def test_requests_come_and_go_while_others_run() -> None:
     aborted = loop.Request(list(prompts[0]), end=200)
     server.waiting.extend([requests[0], aborted, requests[1]])
     with torch.inference_mode():
-        for place in range(2, 6):
+        for index in range(2, 6):
             server.step()
-            server.waiting.append(requests[place])
+            server.waiting.append(requests[index])
     assert aborted in server.running
     before = len(memory)
     server.leave(aborted, engine.cancel)
@@ -178,10 +178,10 @@ def test_the_measured_cost_of_the_page() -> None:
     said, widths = [20], []
 
     def decode(ids: list[int], drafts: Any) -> tuple[float, int, int]:
-        draft, place = drafts.tolist()[0], said[-1]
-        assert draft == text[place : place + len(draft)]
-        engine.observe_batch(ids, text[place : place + len(draft) + 1], [0, len(draft) + 1])
-        said.append(place + len(draft) + 1)
+        draft, position = drafts.tolist()[0], said[-1]
+        assert draft == text[position : position + len(draft)]
+        engine.observe_batch(ids, text[position : position + len(draft) + 1], [0, len(draft) + 1])
+        said.append(position + len(draft) + 1)
         widths.append(len(draft) + 1)
         return len(draft) + 1.0, len(draft) + 1, 0
 
@@ -196,29 +196,3 @@ def test_the_measured_cost_of_the_page() -> None:
     # Without measuring, by the typical curve, each draft would be as long as it may be.
     assert max(widths) > 1
     assert widths[-1] < max(widths)
-
-
-def test_engines_of_equal_calls_draft_the_same() -> None:
-    """As the ranks of a tensor-parallel group have to."""
-    random = np.random.default_rng(1)
-    engines = [Engine(datastores=[Datastore(max_bytes=1 << 22)]) for _ in range(2)]
-    drafted = 0
-    for _ in range(20):
-        motif = random.integers(0, 50, 12)
-        texts = [np.tile(motif, 8) for _ in range(4)]
-        for text in texts:
-            text[random.integers(0, len(text), 10)] = random.integers(0, 50, 10)
-        ids = [[engine.add_request(text[:30]) for text in texts] for engine in engines]
-        for place in range(30, 90, 3):
-            emitted = np.concatenate([text[place : place + 3] for text in texts])
-            columns = []
-            for engine, rows in zip(engines, ids, strict=True):
-                drafts = engine.propose_batch(rows, token_cost=0.01)
-                columns.append((drafts.token_ids, drafts.parents, drafts.offsets))
-                engine.observe_batch(rows, emitted, [0, 3, 6, 9, 12])
-            assert all(np.array_equal(*pair) for pair in zip(*columns, strict=True))
-            drafted += len(columns[0][0])
-        for engine, rows in zip(engines, ids, strict=True):
-            for row in rows:
-                engine.finish(row)
-    assert drafted > 1000

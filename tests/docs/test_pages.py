@@ -1,4 +1,4 @@
-"""What the pages for readers name is there, and their links lead somewhere."""
+"""Files that the pages for readers name exist, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pages import PAGES, ROOT, blocks
 
 # Pages may leave out what comes before a room's name.
 ROOTS = (ROOT, ROOT / "python" / "fastdraft", ROOT / "tests")
-# What is built, installed or read, and so in no checkout.
+# Folders that are built or installed, and so in no checkout.
 ABSENT = ("build", ".venv")
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -27,13 +27,13 @@ def text_of(page: Path) -> str:
 
 
 def exists(name: str) -> bool:
-    """Whether a page's name for a file or a folder means one; HOST and the like mean any name."""
+    """Says whether a page's name of a file or folder means one; HOST and the like are any name."""
     patterns = (name, re.sub(r"[A-Z]{3,}", "*", name) if not name.endswith(".md") else name)
     return any(any(root.glob(pattern)) for root in ROOTS for pattern in patterns)
 
 
 def is_ours(name: str) -> bool:
-    """Whether a name begins as a path in the tree does."""
+    """Says whether a name begins as a path in the tree does."""
     first = name.split("/")[0]
     return first not in ABSENT and any((root / first).is_dir() for root in ROOTS)
 
@@ -46,7 +46,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the page's headings."""
+    """GitHub's anchors of the page's headings."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    *("csrc", "kernels", "python/fastdraft", "tests/cpp", "tests/support/oracles", "bench/cpp"),
-    *(f"tests/{room}" for room in ("cli", "examples", "memory", "replay", "serving")),
+    *("csrc", "kernels", "python/fastdraft", "bench/cpp", "tests/support/oracles"),
+    *(f"tests/{room}" for room in ("campaign", "cli", "core", "cpp", "docs", "drafters")),
+    *(f"tests/{room}" for room in ("examples", "hf", "kernels", "kernels_compiled", "late")),
+    *(f"tests/{room}" for room in ("memory", "package", "replay", "serving", "verification")),
 )
 # Each with the word to write.
 WORDS = {
@@ -47,7 +49,7 @@ def findings(text: str) -> Iterator[tuple[int, str]]:
 def sources() -> Iterator[Path]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*")):
-            if path.suffix in (".h", ".cc", ".py"):
+            if path.suffix in (".h", ".cc", ".py") and path != Path(__file__):
                 yield path
 
 

@@ -153,7 +153,7 @@ def test_an_unsure_assistant_stops(model: Any, small: Any) -> None:
 
 
 class _Plus(LogitsProcessor):
-    """Forbids what follows from the last token, so that drafts and text have to be told apart."""
+    """Forbids a token that depends on the last one and the length, so drafts must not lag."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()
@@ -194,7 +194,7 @@ def test_a_draft_model_with_adapters_drafts_for_a_batch(model: Any, sample: bool
 def test_assistants_are_shared_by_copies_and_pickled(
     model: Any, small: Any, schedule: Any, lookup: DraftConfig | None
 ) -> None:
-    """What it has learned goes along; the engine of another process is a new one."""
+    """Its learned values go along; the engine of another process is a new one."""
     assistant = AssistantModel(small, schedule=schedule, num_tokens=6, lookup=lookup)
     staged = Staged([DraftConfig(), assistant])
     for original in (assistant, staged):
@@ -296,7 +296,7 @@ def test_one_assistant_in_several_threads(model: Any, small: Any) -> None:
     assert all(torch.equal(expected, output) for output in outputs)
 
 
-def test_an_assistants_places_end_before_the_targets(model: Any) -> None:
+def test_an_assistants_positions_end_before_the_targets(model: Any) -> None:
     config = copy.deepcopy(tiny_model("gpt2").config)
     config.n_positions, config.n_layer = 40, 1
     small = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -333,12 +333,12 @@ def test_an_assistant_that_fails_is_left_out(model: Any, after: int, sample: boo
 
 
 def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    vocabulary = {word: place for place, word in enumerate(words)}
+    vocabulary = {word: index for index, word in enumerate(words)}
     inner = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
     return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
 
 
-_WORDS = ["<unk>", *(f"w{place}" for place in range(1, VOCABULARY))]
+_WORDS = ["<unk>", *(f"w{index}" for index in range(1, VOCABULARY))]
 
 
 def test_another_tokenizer_is_refused_with_the_first_difference(model: Any, small: Any) -> None:

@@ -137,7 +137,7 @@ def test_no_way_of_drafting_bends_the_distribution(
 
 
 def test_stages_draft_from_the_last_models_own_distribution(model: Any) -> None:
-    """Where that is the target too, all is accepted, and what is emitted is what was drafted."""
+    """If that is the target too, all is accepted, and the emitted tokens are the drafted ones."""
     staged = Staged([constant(bent(model, by=0.3, seed=4), 3), constant(copy.deepcopy(model), 6)])
     output = _sampled(model, staged)
     assert output.stats.accepted > 0.999 * output.stats.drafted > 0
@@ -147,7 +147,7 @@ def test_stages_draft_from_the_last_models_own_distribution(model: Any) -> None:
 
 
 def test_drafts_are_accepted_along_the_path_as_they_were_drawn(model: Any) -> None:
-    """Where the model that drafts is the target, all of them."""
+    """All of them, if the model that drafts is the target."""
     drafter = constant(copy.deepcopy(model), 4)
     options = {"logits_processor": LogitsProcessorList([_AlongThePath(by=0.0)])}
     output = _sampled(model, drafter, num_return_sequences=3, max_new_tokens=21, **options)
@@ -177,7 +177,7 @@ def test_stages_draw_by_numbers_of_their_own(
 
 
 def test_supports_that_do_not_meet(model: Any) -> None:
-    """What the assistant drafts the target never says: nothing is accepted, nothing is bent."""
+    """The target never says a token of the assistant: nothing is accepted, nothing is bent."""
     opposed = copy.deepcopy(model)
     with torch.no_grad():
         opposed.lm_head.weight.neg_().mul_(50)
@@ -194,8 +194,8 @@ class _Batch(TreeBatch):
 
 
 class _Mixed:
-    """Draws from a distribution of its own in every other row, and drafts trees without chance in
-    the rest.
+    """Draws from a distribution of its own in every other row, and drafts fixed trees in the
+    rest.
 
     Both hold the tokens that greedy decoding would give. Counts the accepted ones of each.
     """

@@ -26,7 +26,7 @@ def _speed(
     """Tokens in the time of a plain step, where text of each alpha comes in runs.
 
     `more` is what a draft token adds to the target's forward. An informative model is as sure of a
-    token as the token's own chance of acceptance.
+    token as the token is probable to be accepted.
     """
     random = np.random.default_rng(seed)
     step = 1 + more * np.arange(65)
@@ -35,23 +35,24 @@ def _speed(
     for number in range(steps):
         alpha = alphas[(number // 25) % len(alphas)]
         [most] = schedule.numbers([0], time)
-        chances: list[float] = []
+        probabilities: list[float] = []
         sure: list[float] = []
         belief = schedule.estimator.begin(0)
-        while len(chances) < most:
-            chances.append(float(random.beta(4 * alpha, 4 - 4 * alpha)) if informative else alpha)
-            sure.append(chances[-1] if informative else 0.5)
+        while len(probabilities) < most:
+            probability = float(random.beta(4 * alpha, 4 - 4 * alpha)) if informative else alpha
+            probabilities.append(probability)
+            sure.append(probability if informative else 0.5)
             belief = schedule.estimator.extended(belief, sure[-1])
-            room = most - len(chances)
-            if not room or not schedule.goes_on([(0, belief)], len(chances), time, most=room):
+            room = most - len(probabilities)
+            if not room or not schedule.goes_on([(0, belief)], len(probabilities), time, most=room):
                 break
         accepted = 0
-        while accepted < len(chances) and random.random() < chances[accepted]:
+        while accepted < len(probabilities) and random.random() < probabilities[accepted]:
             accepted += 1
-        took = len(chances) * c + step[len(chances)]
-        if chances:
+        took = len(probabilities) * c + step[len(probabilities)]
+        if probabilities:
             judged = sure[: accepted + 1]
-            schedule.observe(0, judged, accepted, len(chances))
+            schedule.observe(0, judged, accepted, len(probabilities))
         if number >= steps // 5:
             tokens += accepted + 1
             seconds += took

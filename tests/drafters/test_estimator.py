@@ -1,4 +1,4 @@
-"""What is learned of drafts that were judged, on tokens of known chances."""
+"""Learning from judged drafts, on tokens whose probability of acceptance is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastdraft.drafters.estimator import AcceptanceEstimator
 def _acceptance(
     estimator: AcceptanceEstimator, confidences: list[float], request: int = 0
 ) -> float:
-    """The chance that a draft of such tokens is accepted whole."""
+    """The probability that a draft of such tokens is accepted whole."""
     belief = estimator.begin(request)
     for confidence in confidences:
         belief = estimator.extended(belief, confidence)
@@ -23,27 +23,27 @@ def _draft(
     random: np.random.Generator,
     *,
     sure: float,
-    chance: float,
+    probability: float,
     request: int = 0,
 ) -> None:
     length = int(random.integers(1, 6))
     accepted = 0
-    while accepted < length and random.random() < chance:
+    while accepted < length and random.random() < probability:
         accepted += 1
     estimator.observe(request, [sure] * min(accepted + 1, length), accepted)
 
 
-@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
-def test_classes_of_confidence_learn_their_chance(chance: float) -> None:
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_classes_of_confidence_learn_their_probability(probability: float) -> None:
     random = np.random.default_rng(0)
     estimator = AcceptanceEstimator()
     for number in range(2000):
-        _draft(estimator, random, sure=0.45, chance=chance, request=number)
+        _draft(estimator, random, sure=0.45, probability=probability, request=number)
         estimator.forget(number)
-        _draft(estimator, random, sure=0.97, chance=0.97, request=number)
+        _draft(estimator, random, sure=0.97, probability=0.97, request=number)
         estimator.forget(number)
     learned = np.mean([_acceptance(estimator, [0.45], request) for request in range(3000, 3010)])
-    assert learned == pytest.approx(chance, abs=0.08)
+    assert learned == pytest.approx(probability, abs=0.08)
     assert _acceptance(estimator, [0.97]) == pytest.approx(0.97, abs=0.04)
 
 
@@ -52,11 +52,11 @@ def test_a_request_is_judged_by_its_own_drafts() -> None:
     estimator = AcceptanceEstimator()
     before = _acceptance(estimator, [0.8])
     for _ in range(20):
-        _draft(estimator, random, sure=0.8, chance=0.95, request=1)
-        _draft(estimator, random, sure=0.8, chance=0.4, request=2)
+        _draft(estimator, random, sure=0.8, probability=0.95, request=1)
+        _draft(estimator, random, sure=0.8, probability=0.4, request=2)
     easy, hard = _acceptance(estimator, [0.8], 1), _acceptance(estimator, [0.8], 2)
     assert hard < 0.6 < before < easy
-    # What is known of it fades while nothing is learned, and is gone with it.
+    # Its evidence fades while nothing is learned, and is gone with it.
     for _ in range(300):
         estimator.pass_by(2)
     assert hard + 0.1 < _acceptance(estimator, [0.8], 2) < easy
@@ -73,7 +73,7 @@ def test_gains_count_further_tokens_as_usual_ones() -> None:
     random = np.random.default_rng(0)
     estimator = AcceptanceEstimator()
     for _ in range(400):
-        _draft(estimator, random, sure=0.75, chance=0.75)
+        _draft(estimator, random, sure=0.75, probability=0.75)
     belief = estimator.extended(estimator.begin(0), 0.75)
     gains = estimator.gains(0, belief, 5)
     assert gains.shape == (5,)
@@ -82,13 +82,13 @@ def test_gains_count_further_tokens_as_usual_ones() -> None:
     assert (np.diff(gains, 2) < 0).all()
 
 
-def test_no_batch_outweighs_what_came_before() -> None:
+def test_no_batch_outweighs_earlier_ones() -> None:
     random = np.random.default_rng(5)
     estimator = AcceptanceEstimator()
     requests = range(64)
     for _ in range(40):
         for request in requests:
-            _draft(estimator, random, sure=0.97, chance=0.8, request=request)
+            _draft(estimator, random, sure=0.97, probability=0.8, request=request)
     learned = _acceptance(estimator, [0.97], 64)
     assert learned == pytest.approx(0.8, abs=0.05)
     # Copies of one prompt, all of which refuse one token.

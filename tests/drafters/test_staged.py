@@ -76,7 +76,7 @@ def test_a_forward_that_reads_the_prompt_does_not_tell_what_a_draft_token_takes(
     for _ in range(2):  # by the second time it is known what a forward takes
         staged = Staged([below, constant(same, 8)])
         hf.generate(always, prompt, **GREEDY, drafter=staged)
-    # All eight tokens of the first draft came of that forward.
+    # That forward gave all eight tokens of the first draft.
     assert staged.models[0].schedule.seconds(1) > 1e-5
 
 

@@ -27,7 +27,7 @@ def model(llama: Any) -> Any:
 
 @pytest.fixture
 def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wider forward that happens to be the faster one would be run in place of the own one."""
+    """Times of steps by their width alone: a wider forward that is faster would be run instead."""
     observe = StepLatency.observe
     monkeypatch.setattr(
         StepLatency,

@@ -31,7 +31,7 @@ NEW = 48
 PROMPT = 30
 
 
-def test_it_takes_the_place_of_sdpa_for_the_time_of_a_generation() -> None:
+def test_it_stands_in_for_sdpa_for_the_time_of_a_generation() -> None:
     model = tiny_model("llama")
     used: list[str] = []
     model.register_forward_pre_hook(lambda *_: used.append(model.config._attn_implementation))
@@ -109,7 +109,7 @@ def test_layers_share_a_packed_mask_until_it_changes() -> None:
     mask.logical_not_()
     inverse = attention._packed_mask(mask, 2, torch.float32)
     assert torch.equal(inverse == 0, first != 0)
-    # Of these PyTorch does not know whether they have changed.
+    # PyTorch does not know whether these have changed.
     with torch.inference_mode():
         unknown = mask.clone()
     first = attention._packed_mask(unknown, 2, torch.float32)
@@ -120,7 +120,7 @@ def test_layers_share_a_packed_mask_until_it_changes() -> None:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of how many tokens keys or values were copied for each query head, behind the prompts."""
+    """The lengths behind prompts whose keys or values were copied for each query head."""
     found: list[int] = []
     real = sdpa_attention.repeat_kv
 

@@ -23,7 +23,7 @@ SLOW = ("gpt2", "mistral", "opt", "qwen3")
 # Tiles and blocks of keys are left behind, and the last ones begun.
 LONG = KEYS + TILE + 5
 ONE_BY_ONE = [KEYS - 6, *[1] * (LONG - KEYS + 6)]
-# Where libraries do choose other kernels for other shapes.
+# Sizes for which libraries choose other kernels for other shapes.
 WIDE = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 48, "vocab_size": 4000}
 
 
@@ -55,9 +55,12 @@ def _logits(model: Any, ids: torch.Tensor, widths: list[int], pad: int = 0) -> t
     mask[:, :pad] = 0
     for width in [pad + widths[0], *widths[1:]]:
         end = at + width
-        places = (torch.arange(at, end) - pad).clamp_min(0).expand(len(ids), -1)
+        positions = (torch.arange(at, end) - pad).clamp_min(0).expand(len(ids), -1)
         output = model(
-            ids[:, at:end], attention_mask=mask[:, :end], position_ids=places, past_key_values=cache
+            ids[:, at:end],
+            attention_mask=mask[:, :end],
+            position_ids=positions,
+            past_key_values=cache,
         )
         parts.append(output.logits)
         at = end

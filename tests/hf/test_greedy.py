@@ -40,12 +40,13 @@ def test_without_drafts_every_step_emits_one_token(llama: Any) -> None:
     assert output.stats.drafts == 0
 
 
-def test_drafts_save_forwards(llama: Any) -> None:
-    inputs = repetitive_batch(1)
-    plain_tokens(llama, inputs, max_new_tokens=NEW)
+@pytest.mark.parametrize(("drafts", "most"), [("predicted", NEW / 3), ("trees", NEW * 2 / 3)])
+def test_a_draft_is_verified_in_one_forward(llama: Any, drafts: str, most: float) -> None:
+    inputs, options = repetitive_batch(1), {"max_new_tokens": NEW, "eos_token_id": None}
+    plain_tokens(llama, inputs, **options)
     with counted_forwards(llama) as forwards:
-        output = assert_decodes(llama, inputs, max_new_tokens=NEW, every=NEW).output
-    assert len(forwards) == output.stats.steps < NEW / 3
+        output = assert_decodes(llama, inputs, drafts, every=NEW, **options).output
+    assert len(forwards) == output.stats.steps < most
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,8 @@ _ROFORMER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
         ("RoFormer", {**_ROFORMER, "num_attention_heads": 4}),
     ],
 )
-def test_nothing_is_placed_behind_the_last_position(family: str, sizes: dict[str, int]) -> None:
-    """These models place tokens by the cache's length."""
+def test_no_token_is_put_behind_the_last_position(family: str, sizes: dict[str, int]) -> None:
+    """These models take a token's position from the cache's length."""
     kind = getattr(transformers, f"{family}ForCausalLM")
     config = kind.config_class(
         **sizes,

@@ -1,4 +1,4 @@
-"""What decoding takes and gives besides tokens: streamers, stops, outputs, caches, refusals."""
+"""The interface of decoding besides tokens: streamers, stops, outputs, caches, refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, dra
     assert len(set(actual.forwards_at)) == len(forwards) + 1
 
 
-def test_in_the_methods_place_it_is_the_method() -> None:
+def test_as_the_models_method_it_is_the_method() -> None:
     model = tiny_model("llama")
     ids, mask = repetitive_batch(3).values()
     options: dict[str, Any] = {"attention_mask": mask, "do_sample": False}
@@ -123,7 +123,7 @@ def _healing_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize(
-    ("where", "rows"), [("keyword", 1), ("keyword", 2), ("config", 2), ("in place", 1)]
+    ("where", "rows"), [("keyword", 1), ("keyword", 2), ("config", 2), ("method", 1)]
 )
 def test_token_healing(where: str, rows: int) -> None:
     model, tokenizer = tiny_model("llama"), _healing_tokenizer()
@@ -138,10 +138,10 @@ def test_token_healing(where: str, rows: int) -> None:
     expected = model.generate(ids, **options, streamer=said[0])
     assert not torch.equal(expected[:, : ids.shape[1]], ids)
     decode = functools.partial(hf.generate, model)
-    if where == "in place":
+    if where == "method":
         decode = model.generate = decode
     output = decode(ids, **options, streamer=said[1])
-    sequences = output if where == "in place" else output.sequences
+    sequences = output if where == "method" else output.sequences
     assert torch.equal(sequences, expected)
     assert rows > 1 or said[0].calls == said[1].calls
     # The model's engine learned from it, and the model is as it was.
@@ -194,15 +194,6 @@ def test_stops_in_the_middle_of_a_draft(model: Any, drafts: str) -> None:
             ours = {"drafter": Generous(), "prediction": list(map(edited, said))}
         found = assert_decodes(model, inputs, "found", ours=ours, exact=True, **options)
         assert found.expected.shape[1] < 30 + NEW
-
-
-def test_rows_end_at_different_times_and_are_padded(model: Any) -> None:
-    inputs = repetitive_batch(8)
-    predictions = _prediction(model, inputs)
-    options = {"max_new_tokens": NEW, "eos_token_id": [EOS, *np.diag(predictions).tolist()]}
-    ours = {"prediction": predictions}
-    output = assert_decodes(model, inputs, ours=ours, exact=True, **options).output
-    assert len({row.emitted for row in output.row_stats}) > 2
 
 
 def test_max_time_ends_after_a_step(model: Any) -> None:

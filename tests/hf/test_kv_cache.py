@@ -100,7 +100,7 @@ def test_rows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, prom
                     own = length + query
                     begin = max(own - reach + 1, 0)
                     if mask is None:
-                        # The model's mask knows the columns by the first one's place in the text.
+                        # The model's mask knows the columns by the first one's position.
                         columns, first = sizes[layer]
                         assert shown[layer][0].shape[2] == columns
                         seen = slice(begin - first, own - first + 1)
@@ -116,7 +116,7 @@ def test_rows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, prom
             for floor, length in zip(floors, lengths, strict=True)
         ]
         if data.draw(st.booleans()):
-            # Of a tree any new tokens may stay, in their order.
+            # Any new tokens of a tree may stay, in their order.
             choices = st.sets(st.integers(0, width - 1), min_size=1).map(sorted)
             paths = [data.draw(choices) for _ in held]
             moves = np.array([[*path, *range(len(path), width)] for path in paths])

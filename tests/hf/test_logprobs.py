@@ -38,7 +38,7 @@ class _Counting(LogitsProcessor):
 def _of_forward(
     model: Any, output: Any, mask: torch.Tensor, processors: LogitsProcessorList
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each row the scores and the logits (tokens, vocabulary) that its tokens came from."""
+    """For each row the scores and logits (tokens, vocabulary) that its tokens were chosen from."""
     found = []
     for row, shown, own in zip(output.sequences, mask.bool(), output.logprobs, strict=True):
         padding, columns = int((~shown).sum()), len(shown)

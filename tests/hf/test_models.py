@@ -174,7 +174,7 @@ def test_a_model_that_cannot_verify_trees_gets_chains() -> None:
 
 
 @pytest.mark.parametrize("heads", [2, 4])
-def test_models_that_place_tokens_by_their_columns_get_chains(heads: int) -> None:
+def test_models_that_count_positions_by_columns_get_chains(heads: int) -> None:
     """ALiBi: a tree's token would be further away by little, which changes logits by little."""
     sizes = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": heads, "n_layers": 2}
     model = drawn(transformers.MptForCausalLM, transformers.MptConfig(**sizes, use_cache=True))

@@ -76,7 +76,7 @@ def test_same_text_as_without(model: Any, tokenizer: Any, inputs: Any, options: 
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     with counted_forwards(model) as plain:
         expected = pipe(inputs, **GREEDY, **options)
-    # What one call has said, the next is drafted from; a pipeline may be made with it, too.
+    # The next call drafts from the text of this one; a pipeline may be made with it, too.
     decode = hf.speculate(drafter=Generous(datastores=[Datastore(max_bytes=1 << 24)]))
     made = {"model": model, "tokenizer": tokenizer, "custom_generate": decode}
     assert pipeline("text-generation", **made)(inputs, **GREEDY, **options) == expected
@@ -96,7 +96,7 @@ def test_samples_by_the_pipelines_own_settings(model: Any, tokenizer: Any) -> No
     assert len({answer["generated_text"] for answer in plain}) == 3
 
 
-def test_stop_sequences_with_generate_in_the_methods_place(model: Any, tokenizer: Any) -> None:
+def test_stop_sequences_with_generate_as_the_models_method(model: Any, tokenizer: Any) -> None:
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     text = pipe(PROMPTS[0], **GREEDY, return_full_text=False)[0]["generated_text"]
     expected = pipe(PROMPTS[0], **GREEDY, stop_sequence=text[8:10])

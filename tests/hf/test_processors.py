@@ -60,7 +60,7 @@ def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
     ],
     ids=lambda options: "-".join(options),
 )
-def test_processors_see_the_tokens_that_lead_to_a_place(
+def test_processors_see_the_tokens_before_a_position(
     llama: Any, options: dict[str, Any], drafts: str
 ) -> None:
     inputs = repetitive_batch(3, seed=3)
@@ -72,7 +72,7 @@ def test_processors_see_the_tokens_that_lead_to_a_place(
 
 
 class _ReadsText(TemperatureLogitsWarper):
-    """What a stock processor does, and a penalty on the tokens that the text ends with."""
+    """Does what a stock processor does, and penalises the tokens that the text ends with."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = super().__call__(input_ids, scores)
@@ -91,7 +91,7 @@ class _Returns(LogitsProcessor):
         scores = scores.scatter_add(1, last, torch.full(last.shape, -1.5, dtype=scores.dtype))
         match self.form:
             case "float64":
-                # What follows from bits that float32 does not have.
+                # The choice depends on bits that float32 does not have.
                 scores = scores.double()
                 best = scores.argmax(-1, keepdim=True)
                 first = torch.zeros_like(best)

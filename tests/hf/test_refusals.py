@@ -1,4 +1,4 @@
-"""What used to fail late or unclearly is refused before the prompt runs, or works."""
+"""Calls that used to fail late or unclearly are refused before the prompt runs, or work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24, "eos_token_
 
 
 @pytest.mark.parametrize("read", ["__getitem__", "softmax", "shape"])
-def test_criteria_that_read_scores_are_told(model: Any, read: str) -> None:
+def test_criteria_that_read_scores_are_refused(model: Any, read: str) -> None:
     def stop(_text: Any, scores: Any, **_: Any) -> Any:
         return torch.softmax(scores, -1) if read == "softmax" else getattr(scores, read)(0)
 
@@ -138,7 +138,7 @@ def test_models_with_an_indexer() -> None:
     )
     config._experts_implementation = "eager"
     model = drawn(transformers.AutoModelForCausalLM.from_config, config).double()
-    # So long as all tokens are chosen, nothing depends on the choice.
+    # While all tokens are chosen, nothing depends on the choice.
     for rows, drafts in ((1, "predicted"), (1, "trees"), (3, "predicted"), (3, "trees")):
         assert_decodes(model, repetitive_batch(rows), drafts, exact=True, **OPTIONS)
     options = {**OPTIONS, "return_dict_in_generate": True, "max_new_tokens": 16}

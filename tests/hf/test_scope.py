@@ -51,7 +51,7 @@ class _Interrupting:
 
 
 def _cleans_up(frame: Any) -> bool:
-    """Whether a frame is in the part of a scope that runs at its end, or in a locked block.
+    """Says whether a frame is in the part of a scope that runs at its end, or in a locked block.
 
     A signal never comes between such a block and its `__exit__`, as an interrupt by line could.
     """

@@ -134,7 +134,7 @@ def test_a_model_that_copies_layers_of_the_cache(rows: int) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "opt", "llama"])
 @pytest.mark.parametrize("row", [0, 1])
 def test_a_padded_row_that_ends_with_its_first_token(family: str, row: int) -> None:
-    """It goes on as padding, at the places behind its prompt: before it there are none."""
+    """It goes on as padding, at the positions behind its prompt: before it there are none."""
     model, inputs = tiny_model(family).double(), repetitive_batch(2)
     first = model.generate(**inputs, do_sample=False, max_new_tokens=1)[row, -1]
     options = {"max_new_tokens": 12, "eos_token_id": int(first), "pad_token_id": 0}
@@ -184,11 +184,11 @@ def test_each_shape_is_compiled_once(
 @pytest.mark.usefixtures("compilations")
 def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     # A CUDA graph is recorded anew for other addresses.
-    places: list[list[int]] = []
+    addresses: list[list[int]] = []
     keep = StaticRowCache.keep_buffers
 
     def noted(cache: StaticRowCache, call: Any) -> None:
-        places.append([layer.keys.data_ptr() for layer in cache.layers])
+        addresses.append([layer.keys.data_ptr() for layer in cache.layers])
         keep(cache, call)
 
     monkeypatch.setattr(StaticRowCache, "keep_buffers", noted)
@@ -202,16 +202,16 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
 
     for seed in range(3):
         generated(2, seed)
-    assert places[0] == places[1] == places[2]
+    assert addresses[0] == addresses[1] == addresses[2]
     # Others cannot have them, and those kept last are found again.
     generated(3, 1)
     generated(3, 2)
-    assert places[3] == places[4]
+    assert addresses[3] == addresses[4]
     with torch.inference_mode():
         generated(3, 2)
     generated(3, 1)
     # Two generations at a time have caches of their own.
-    places.clear()
+    addresses.clear()
     held = {}
 
     class Nested(Generous):
@@ -222,7 +222,7 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
             return super().add_request(*arguments, **more)
 
     generated(3, 6, Nested(NARROW))
-    assert not set(places[0]) & set(places[1])
+    assert not set(addresses[0]) & set(addresses[1])
 
 
 @pytest.mark.any_transformers
@@ -288,7 +288,7 @@ def test_draft_models_draft_for_a_static_target(llama: Any) -> None:
     assert found.output.stats.accepted > 0
 
 
-def test_the_last_places_of_a_model_are_used() -> None:
+def test_the_last_positions_of_a_model_are_used() -> None:
     model, inputs = tiny_model("opt", attention="eager"), repetitive_batch(2, longest=200)
     options = {"max_length": 256, "eos_token_id": None}
     found = assert_decodes(model, inputs, "trees", ours=STATIC, **options)

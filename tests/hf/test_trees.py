@@ -23,23 +23,13 @@ from hf_models import (
     TreeBatch,
     assert_decodes,
     drawn,
-    plain_tokens,
     repetitive_batch,
     tiny_model,
 )
-from watches import counted_forwards
 
 pytestmark = pytest.mark.slow
 
 NEW = 48
-
-
-def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
-    inputs, options = repetitive_batch(1), {"max_new_tokens": NEW, "eos_token_id": None}
-    plain_tokens(llama, inputs, **options)
-    with counted_forwards(llama) as forwards:
-        output = assert_decodes(llama, inputs, "trees", **options).output
-    assert len(forwards) == output.stats.steps < NEW * 2 / 3
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -170,7 +160,7 @@ def _batch(parents: list[list[int]], probabilities: list[float]) -> TreeBatch:
     )
 
 
-def test_chains_are_told_from_trees() -> None:
+def test_a_batch_knows_whether_its_drafts_are_chains() -> None:
     for parents, chains in (
         ([[]], True),
         ([[-1, 0, 1], [], [-1, 0]], True),
@@ -183,7 +173,7 @@ def test_chains_are_told_from_trees() -> None:
 
 
 def test_the_best_chain_goes_on_with_the_most_probable_child() -> None:
-    # Of two children the second, of whose children the first; then nothing; then a chain as it is.
+    # The second of two children, and the first of its own; then nothing; then a chain as it is.
     batch = _batch([[-1, -1, 1, 1, 0], [], [-1, 0]], [0.5, 0.9, 0.8, 0.4, 0.5, 0.2, 0.1])
     chains = StepDrafts.of(batch).best_chains()
     assert chains.token_ids.tolist() == [11, 12, 15, 16]

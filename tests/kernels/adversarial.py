@@ -179,7 +179,7 @@ def check_replays(
     """Captures a call in a CUDA graph and replays it on two sets of operands in turn: it gives the
     same bits as the call does, allocates nothing and waits for nothing.
 
-    In the interpreter calls take the place of replays. others: what is copied to the operands.
+    In the interpreter calls stand for replays. others: the values copied to the operands.
     """
 
     def load(number: int) -> None:

@@ -204,9 +204,9 @@ def rejection_case(
     draft_ids = draft_ids.long()
     if odd:
         for index, value in enumerate([math.nan, math.inf, -math.inf] * 2):
-            place = (5 * index + seed) % drafted
-            token = slice(None) if index % 2 else int(draft_ids[place])
-            draft_logits[place, token] = value
+            row = (5 * index + seed) % drafted
+            token = slice(None) if index % 2 else int(draft_ids[row])
+            draft_logits[row, token] = value
         draft_ids[seed % drafted :: 7] = vocabulary
         draft_ids[(seed + 3) % drafted :: 9] = -3
     index = torch.arange(requests)

@@ -36,8 +36,8 @@ few = st.integers(0, 2)
 
 
 @dataclass
-class Place:
-    """A place of the host's buffers: a text and the tree that has arrived for it."""
+class Slot:
+    """A slot of the host's buffers: a text and the tree that has arrived for it."""
 
     text: list[int] = field(default_factory=list)
     request: int = 0
@@ -51,7 +51,7 @@ class Place:
 
 
 @st.composite
-def places(draw, nodes):
+def slots(draw, nodes):
     text = draw(st.lists(few, max_size=LONGEST) | st.lists(tokens, max_size=LONGEST))
     size = draw(st.integers(0, nodes))
     base = draw(st.integers(0, len(text)) | st.integers(-3, LONGEST + 3))
@@ -63,11 +63,11 @@ def places(draw, nodes):
         for i in range(nodes)
     ]
     if draw(st.booleans()) and 0 <= base < len(text):
-        # What came is in the tree, at least in part.
+        # The new text is in the tree, at least in part.
         grown = text[base : base + nodes]
         ids[: len(grown)], parents[: len(grown)] = grown, [i - 1 for i in range(len(grown))]
     falling = sorted((draw(st.floats(0, 1, width=32)) for _ in ids), reverse=True)
-    return Place(
+    return Slot(
         text,
         draw(st.integers(0, 1)),
         draw(st.sampled_from([0, 1, 3, 8, 99, -1])),
@@ -83,7 +83,7 @@ def places(draw, nodes):
 @st.composite
 def batches(draw):
     nodes = draw(st.sampled_from([1, 3, 8, 11]))
-    held = draw(st.lists(places(nodes), min_size=1, max_size=4))
+    held = draw(st.lists(slots(nodes), min_size=1, max_size=4))
     order = draw(st.permutations(range(len(held))))
     rows = [*order[: draw(st.integers(1, len(held)))]]
     for _ in range(draw(st.integers(0, 2))):
@@ -97,27 +97,27 @@ def operands(held, rows, sampled, *, dtype=torch.int32, stride=LONGEST, longest=
         return torch.tensor(values, dtype=kind)
 
     buffer = torch.full((len(held), max(stride, longest)), 7, dtype=torch.int32)[:, :longest]
-    for row, place in zip(buffer, held, strict=True):
-        row[: len(place.text)] = column(place.text)
+    for row, slot in zip(buffer, held, strict=True):
+        row[: len(slot.text)] = column(slot.text)
     texts = Texts(
         buffer,
-        column([len(place.text) for place in held]),
-        column([place.request for place in held]),
-        column([place.limit for place in held]),
+        column([len(slot.text) for slot in held]),
+        column([slot.request for slot in held]),
+        column([slot.limit for slot in held]),
     )
     trees = Trees(
-        column([place.base for place in held]),
-        column([place.count for place in held]),
-        column([place.token_ids for place in held]),
-        column([place.parents for place in held]),
-        column([place.probabilities for place in held], torch.float32),
-        column([place.of for place in held]),
+        column([slot.base for slot in held]),
+        column([slot.count for slot in held]),
+        column([slot.token_ids for slot in held]),
+        column([slot.parents for slot in held]),
+        column([slot.probabilities for slot in held], torch.float32),
+        column([slot.of for slot in held]),
     )
     return texts, trees, column(rows, dtype), column(sampled, dtype)
 
 
 def run(version, batch, lookahead, *, scan=SCAN, dtype=torch.int64, head=None):
-    """What a version writes, over what stood there before."""
+    """The output of a version, written over other values."""
     width = 3 + TAIL + (width_beside_head(lookahead) if head else 0)
     rows = len(batch[2])
     output = Aligned(
@@ -162,27 +162,25 @@ def test_any_scan_and_layout(batch, shortest, window, reach, dtype):
 
 def tree(text, base, nodes, **more):
     ids, parents, probabilities = zip(*nodes, strict=True)
-    return Place(
-        text, 0, 8, base, len(nodes), list(ids), list(parents), list(probabilities), **more
-    )
+    return Slot(text, 0, 8, base, len(nodes), list(ids), list(parents), list(probabilities), **more)
 
 
 NODES = [(1, -1, 0.8), (2, 0, 0.4), (3, -1, 0.2), (2, 1, 0.2), (4, 0, 0.1), (0, 3, 0.05), (1, 2, 0)]
 
 
 @pytest.mark.parametrize(
-    ("place", "expected"),
+    ("slot", "expected"),
     [
-        # The text has not grown: the most probable path, its chances one after another.
+        # The text has not grown: the most probable path, its probabilities one by one.
         (tree([3, 3], 2, NODES), [(1, 0.8), (2, 0.5), (2, 0.5), (0, 0.25)]),
-        # What came is in the tree.
+        # The new text is in the tree.
         (tree([3, 3, 1], 2, NODES), [(2, 0.5), (2, 0.5), (0, 0.25)]),
         (tree([3, 3, 3], 2, NODES), [(1, 0)]),
-        # It left the tree, in the place of 1, and does not repeat itself: an edit.
+        # It left the tree at the 1, and does not repeat itself: an edit.
         (tree([3, 3, 4], 2, NODES), [(2, 0.125), (2, 0.5), (0, 0.25)]),
         # It left the tree before its last token.
         (tree([3, 3, 4, 2], 2, NODES), []),
-        # It came to a leaf; what stood in its place first has children.
+        # It reached a leaf; the first child beside it has children.
         (tree([3, 4, 1, 4], 2, NODES), [(2, 0.125), (0, 0.25)]),
         # It grew by more than the reach.
         (tree([3, 1, 2, 2, 0, 4, 0, 1], 1, NODES), []),
@@ -197,18 +195,18 @@ NODES = [(1, -1, 0.8), (2, 0, 0.4), (3, -1, 0.2), (2, 1, 0.2), (4, 0, 0.1), (0, 
         (tree([3], 2, NODES), []),
     ],
 )  # fmt: skip
-def test_each_way_to_a_draft(place, expected):
+def test_each_way_to_a_draft(slot, expected):
     after = 8 - len(expected)
-    tail = ([-1] * TAIL + place.text)[-TAIL:]
+    tail = ([-1] * TAIL + slot.text)[-TAIL:]
     for version in (launch, plain):
-        found = run(version, operands([place], [0], [2]), 8)
+        found = run(version, operands([slot], [0], [2]), 8)
         tokens = [token for token, _ in expected]
-        assert found.token_ids.tolist() == [tokens + [place.text[-1]] * after]
+        assert found.token_ids.tolist() == [tokens + [slot.text[-1]] * after]
         assert found.probabilities[0].tolist() == pytest.approx(
             [p for _, p in expected] + [0] * after
         )
         assert found.counts.tolist() == [len(expected)]
-        assert found.ends.tolist() == [[2, len(place.text), len(expected), *tail]]
+        assert found.ends.tolist() == [[2, len(slot.text), len(expected), *tail]]
 
 
 @pytest.mark.parametrize(
@@ -222,14 +220,14 @@ def test_each_way_to_a_draft(place, expected):
     ],
 )
 def test_a_row_takes_the_better_of_two_drafts(theirs, own_right, their_right, takes_own, bin_of):
-    place = tree([3, 3], 2, NODES)
+    slot = tree([3, 3], 2, NODES)
     first = torch.tensor([[own_right] * 4, [their_right] * 4])
     head = Head(torch.tensor([theirs]), torch.full((4,), 0.5), first)
     for version in (launch, plain):
-        found = run(version, operands([place], [0], [1]), 4, head=head)
+        found = run(version, operands([slot], [0], [1]), 4, head=head)
         assert found.token_ids.tolist() == [[1, 2, 2, 0] if takes_own else theirs]
-        chances = [0.8, 0.5, 0.5, 0.25] if takes_own else [0.5] * 4
-        assert found.probabilities[0].tolist() == pytest.approx(chances)
+        probabilities = [0.8, 0.5, 0.5, 0.25] if takes_own else [0.5] * 4
+        assert found.probabilities[0].tolist() == pytest.approx(probabilities)
         assert found.counts.tolist() == [4]
         drafted = 4 if takes_own else 0
         assert found.ends.tolist() == [[1, 2, drafted, bin_of, *theirs, 1, 2, 2, 0, -1, 3, 3]]
@@ -271,7 +269,7 @@ def large_batch(seed):
         ids = generator.integers(0, 4, 33).tolist()
         falling = sorted(generator.random(33).tolist(), reverse=True)
         base = len(text) - number % 4
-        held.append(Place(text, number, 8, base, 33, ids, parents, falling, number))
+        held.append(Slot(text, number, 8, base, 33, ids, parents, falling, number))
     return operands(held, generator.permutation(20).tolist(), [1] * 20)
 
 
@@ -292,9 +290,7 @@ def test_a_window_of_several_blocks(monkeypatch):
     monkeypatch.setattr(config, "_SCANNED", 4)
     for window in (3, 7, 20):
         scan = {**SCAN, "window": window}
-        held = [
-            Place([0, 1, 2, 4, 3, 0, 1, 1, 3, 0, 0, 3, 4, 4, 1, 2, 0, 1][:n]) for n in range(18)
-        ]
-        for place in held:
-            place.token_ids, place.parents, place.probabilities = [0], [-1], [1.0]
+        held = [Slot([0, 1, 2, 4, 3, 0, 1, 1, 3, 0, 0, 3, 4, 4, 1, 2, 0, 1][:n]) for n in range(18)]
+        for slot in held:
+            slot.token_ids, slot.parents, slot.probabilities = [0], [-1], [1.0]
         check(operands(held, list(range(18)), [1] * 18), 8, scan=scan)

@@ -145,8 +145,8 @@ log_q_of_rows = rejection._Rows.log_q
 
 
 @triton.jit
-def log_2q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
-    return log_q(place, draft, at, token, scratch, BLOCK) + 0.6931472
+def log_2q(row, draft, at, token, scratch, BLOCK: tl.constexpr):
+    return log_q(row, draft, at, token, scratch, BLOCK) + 0.6931472
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel keeps its functions")
@@ -155,13 +155,13 @@ def test_what_is_left_of_distributions_that_are_the_same(monkeypatch):
     case = case._replace(more=(case.more[0], case.batch.logits[::2]))
     case = case.warped(temperature=[1.0])
     assert set(case.check().lengths.tolist()) == {2}
-    # As if all tokens had twice their chance: half are refused, and no residual is left.
+    # As if all tokens had twice their probability: half are refused, and no residual is left.
     monkeypatch.setattr(rejection, "_log_q", log_2q)
     monkeypatch.setattr(rejection._Rows, "log_q", lambda *each: log_q_of_rows(*each) + math.log(2))
     assert set(case.check().lengths.tolist()) == {1, 2}
 
 
-# What holds for all of them.
+# All operations.
 
 
 @pytest.mark.parametrize(("layout", "dtype"), [*zip(LAYOUTS, DTYPES, strict=True)])
@@ -275,7 +275,7 @@ def test_an_argmax_takes_no_exponentials(likeliest):
     assert sums.ne(-1.0).any() == (likeliest > 0)
 
 
-# In the interpreter, where calls take the place of replays, one operation shows that it works.
+# In the interpreter, where calls stand for replays, one operation shows that it works.
 @pytest.mark.parametrize(("operation", "tree"), SHAPES[:1] if INTERPRETED else SHAPES)
 def test_replays_read_operands_where_they_lie(operation, tree):
     lengths, vocabulary = ([2, 1], 40) if INTERPRETED else ([10] * 8, 128_256)

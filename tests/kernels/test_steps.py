@@ -1,4 +1,4 @@
-"""What a step of `fastdraft.hf` asks of a device: launches, and no memory but the workspace's."""
+"""A step of `fastdraft.hf` on a device: its launches, and no memory but the workspace's."""
 
 from __future__ import annotations
 

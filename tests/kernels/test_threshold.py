@@ -60,7 +60,7 @@ def run(logits, warpers, *, allowed=None, offsets=None, max_draft=0):
 
 
 def count_kept(row, temperature, top_k, top_p, min_p, *, rounding):
-    """How many of a row's finite values, float64, are kept; of top-p's need so much more."""
+    """How many of a row's finite values, float64, are kept; rounding: the part more for top-p."""
     ordered = row[row > -math.inf].sort(descending=True).values
     weights = ((ordered - ordered[0]) / temperature).exp()
     lowest = float(ordered[0]) + temperature * math.log(min_p) if min_p else -math.inf
@@ -137,7 +137,7 @@ def test_neighbouring_values(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_negative_values(dtype):
-    """Where rounding a key down is rounding away from zero."""
+    """Rounding a key down is rounding away from zero for these."""
     random = Random(2)
     logits = -random.uniform(8, 5000) * torch.logspace(-3, 3, 8)[:, None]
     check(logits.to(dtype), options(8, of=[(1.0, 4, 1.0, 0.0), *FILTERS[:3]]))
@@ -212,7 +212,7 @@ def test_ties(data):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9])
 def test_top_p_keeps_as_many_tied_tokens_as_transformers(dtype, share):
-    """Of equal logits those with the lowest ids, as many as sorting keeps one by one."""
+    """Equal logits: those with the lowest ids stay, as many as sorting keeps one by one."""
     random = Random(4)
     flat = torch.zeros(97)
     # An eighth of a row weighs little, the others tie.

@@ -13,5 +13,5 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
-    # What is imported stays, and is left out where the collector goes over what Triton makes.
+    # Imported objects stay: the collector skips them when it goes over what Triton makes.
     gc.freeze()

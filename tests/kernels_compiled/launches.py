@@ -26,7 +26,7 @@ DRAFT = 3
 
 
 def batch(dtype: torch.dtype, vocabulary: int = VOCABULARY, step: int = 1) -> dict[str, Any]:
-    """Two requests with a draft each; step: every so many of a wider row's logits are one."""
+    """Two requests with a draft each; step: the stride of a row's logits."""
     logits = torch.zeros(2 * (DRAFT + 1), vocabulary * step, dtype=dtype)[:, ::step]
     return {
         "logits": logits,
@@ -64,18 +64,18 @@ def rejection(dtype: torch.dtype, vocabulary: int = VOCABULARY, **options: Any) 
 
 
 def continuations(
-    places: int = 64, longest: int = 32_768, nodes: int = 128, beside_head: bool = False
+    slots: int = 64, longest: int = 32_768, nodes: int = 128, beside_head: bool = False
 ) -> None:
     """Drafts for a host that waits for nothing, also beside those of a head."""
 
     def column(dtype: torch.dtype = torch.int32, *more: int) -> Tensor:
-        return torch.zeros(places, *more, dtype=dtype)
+        return torch.zeros(slots, *more, dtype=dtype)
 
     texts = Texts(column(torch.int32, longest), column(), column(), column())
     nodes_of = column(torch.int32, nodes), column(torch.int32, nodes), column(torch.float32, nodes)
     trees = Trees(column(), column(), *nodes_of, column())
     aligner = Aligner(
-        "cpu", max_rows=places, lookahead=16, vocabulary=VOCABULARY, beside_head=beside_head
+        "cpu", max_rows=slots, lookahead=16, vocabulary=VOCABULARY, beside_head=beside_head
     )
     head = Head(column(torch.int64, 16), torch.zeros(16), torch.zeros(2, 8))
     aligner.align(texts, trees, column(), column(), head if beside_head else None)
@@ -147,7 +147,7 @@ OF_EVERY_TYPE = {
 
 
 def is_compiled(launch: str, target: str) -> bool:
-    """Whether the target is one of those for which a launch, given by its name, is compiled."""
+    """Says whether a launch, given by its name, is compiled for a target."""
     call, _, dtype = launch.rpartition(" ")
     if launch.startswith("continuations"):
         return True

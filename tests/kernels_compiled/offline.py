@@ -59,7 +59,7 @@ class Offline(DriverBase):  # type: ignore[misc]  # untyped in Triton
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Specialisation:
-    """What Triton compiles: a kernel, its arguments' types, alignments and constants."""
+    """A unit that Triton compiles: a kernel, its arguments' types, alignments and constants."""
 
     kernel: Any
     signature: dict[str, Any]
@@ -100,7 +100,7 @@ def active(target: GPUTarget) -> Iterator[None]:
 
 
 def specialisations(target: GPUTarget, launch: Callable[[], object]) -> list[Specialisation]:
-    """What the launches that `launch` makes would have compiled for the target, in order."""
+    """The specialisations that the launches of `launch` would compile for the target, in order."""
     found: list[Specialisation] = []
 
     def take_down(*, fn: Any, **launch: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What compiled kernels take of a multiprocessor, and whether AMD's waves wait for their stores."""
+"""Resources that compiled kernels take, and whether AMD's waves wait for their stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 
 
 class Resources(NamedTuple):
-    """What a thread takes: registers, and bytes of its own memory, which are spills for the most
+    """A thread's share: registers, and bytes of its own memory, which are spills for the most
     part; and the bytes of shared memory that a program takes."""
 
     registers: int
@@ -32,7 +32,7 @@ def resources_of(kernel: CompiledKernel) -> Resources:
 
 
 def _cuda_usage(cubin: bytes) -> dict[str, int]:
-    """What cuobjdump, which Triton brings, says of a kernel."""
+    """The resources of a kernel as cuobjdump, which Triton brings, prints them."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile() as written:
         written.write(cubin)

@@ -27,11 +27,11 @@ from fastdraft.verification import (
     warm_up,
 )
 
-# So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
+# Four programs of four warps then share a multiprocessor. Below that compilers choose in steps.
 MOST_REGISTERS = 128
 # Three programs, where each logit has an address of its own.
 MOST_REGISTERS_ODD = 168
-# Of thresholds one program of eight warps: there is one a row, and rows that ask for it are few.
+# Thresholds take one program of eight warps: there is one a row, and rows that ask for it are few.
 MOST_REGISTERS_THRESHOLD = 208
 # Tensor cores' products, of which few programs share a multiprocessor: most in float32.
 MOST_REGISTERS_PRODUCTS = 192
@@ -45,7 +45,7 @@ MOST_SHARED = 16 << 10
 
 @functools.cache
 def asked_for(backend):
-    """What each launch asks to have compiled for a vendor's targets, by the launch's name.
+    """The specialisations that each launch asks for on a vendor's targets, by the launch's name.
 
     The first of them tells for all: launchers see the vendor, and no launcher asks for the target.
     """
@@ -57,7 +57,7 @@ def asked_for(backend):
 
 
 def kernels():
-    """What is compiled for each target, named after the first launch that asks for it."""
+    """The kernels compiled for each target, named after the first launch that asks for each."""
     for target_name, target in TARGETS.items():
         names = {}
         yielded = set()
@@ -161,7 +161,7 @@ def test_nothing_is_compiled_after_the_warm_up(options, number):
 
 
 def test_a_vocabulary_of_262_144_has_the_kernels_of_one_of_151_936():
-    """So those compiled above for one are those of the other."""
+    """Kernels compiled above for one are those of the other."""
     chosen = dict.fromkeys(ALL, True)
     smaller, larger = (
         keys_of(partial(warm_up, "cpu", torch.bfloat16, size, **chosen))

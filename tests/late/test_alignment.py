@@ -48,7 +48,7 @@ def test_a_draft_from_a_tree_and_one_from_the_own_text():
     drafts = aligner().align(texts(), continuations(), *ROWS)
     assert drafts.token_ids.tolist() == [[3, 2, 2], [8, 7, 7]]
     assert drafts.counts.tolist() == [1, 1]
-    # Of the buffer of 6 tokens, one is left.
+    # The buffer of 6 tokens has room for one more.
     assert drafts.probabilities[1].tolist() == pytest.approx([0.5, 0, 0])
 
 

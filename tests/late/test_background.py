@@ -58,10 +58,10 @@ class Host:
 
     def report(self, *rows: tuple[Any, ...], expect: bool = True) -> Report:
         """(row, number, position, tokens) of each, and how many draft tokens were verified."""
-        places, numbers, positions, tokens, *rest = zip(*rows, strict=True)
+        slots, numbers, positions, tokens, *rest = zip(*rows, strict=True)
         offsets = np.cumsum([0, *map(len, tokens)])
         drafted = np.array(rest[0] if rest else [0] * len(rows), np.int64)
-        columns = [np.array(column, np.int64) for column in (places, numbers, positions)]
+        columns = [np.array(column, np.int64) for column in (slots, numbers, positions)]
         report = Report(*columns, np.array([*itertools.chain(*tokens)], np.int32), offsets, drafted)
         if expect:
             self.drafter.expect(lambda: report)
@@ -161,7 +161,7 @@ class LateReports(RuleBasedStateMachine):
 
     @rule()
     def heal(self) -> None:
-        """The host tells all that may be missing; then nothing is."""
+        """The host reports all that may be missing; then nothing is."""
         self.host.drain()
         for row, each in self.rows.items():
             self.host.report((row, each.number, 0, each.text))
@@ -231,7 +231,7 @@ def test_finished_texts_enter_their_stores_and_cancelled_ones_do_not() -> None:
     host.drain()
     assert store.num_documents == 1
     reader = Engine(CONFIG, datastores=[store])
-    # What was reported before the end is in it.
+    # The last report before the end is in it.
     assert reader.propose(reader.add_request([2, 3]), token_cost=0.0).tolist()[:2] == [4, 5]
 
 
@@ -243,7 +243,7 @@ def test_requests_bring_what_they_are_drafted_from() -> None:
     assert [tree[1][0] for tree in host.trees] == [5, 8]
 
 
-def test_what_a_request_had_emitted_when_it_came_is_no_part_of_its_prompt() -> None:
+def test_tokens_emitted_before_a_request_was_added_are_no_part_of_its_prompt() -> None:
     host = Host(rows=1)
     text = [1, 2, 3, 4, 5]
     host.add(0, text, prompt_size=3)
@@ -350,10 +350,10 @@ def test_real_threads_never_publish_half_a_tree() -> None:
                     host.report((row, number, start, [number] * (length - start)))
             host.report((row, number, 0, [number] * length))
 
-            def is_told(number: int = number, length: int = length) -> bool:
+            def is_published(number: int = number, length: int = length) -> bool:
                 return host.seen[row] == number and host.bases[row] == length
 
-            wait_until(is_told)
+            wait_until(is_published)
             host.drafter.finish(number)
 
     writers = [threading.Thread(target=write, args=(row,)) for row in range(rows)]

@@ -19,8 +19,8 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Continuations))
 def row_of(out: Continuations, row: int) -> tuple[list[int], list[int], list[float]]:
     count = out.count[row]
     columns = (out.token_ids, out.parents, out.probabilities)
-    tokens, parents, chances = (column[row, :count].tolist() for column in columns)
-    return tokens, parents, chances
+    tokens, parents, probabilities = (column[row, :count].tolist() for column in columns)
+    return tokens, parents, probabilities
 
 
 def flat(rows: list[list[int]]) -> tuple[list[int], list[int]]:
@@ -129,7 +129,7 @@ def test_all_rows_of_a_request_teach() -> None:
     assert calibrations[0] == calibrations[1]
 
 
-def test_of_several_rows_that_go_to_one_place_the_last_one_stays() -> None:
+def test_the_last_of_several_rows_for_one_slot_stays() -> None:
     engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
     request = engine.add_request([1, 2, 3])
     other = engine.add_request([7, 8, 7])
@@ -171,7 +171,7 @@ def test_rejected_tokens_of_a_prediction_are_counted_behind_another_likely_token
     assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (0, 1)
 
 
-def test_it_learns_from_what_came_whatever_was_verified() -> None:
+def test_it_learns_from_emitted_tokens_whatever_was_verified() -> None:
     engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
     before = engine.calibration()
     request = engine.add_request([1, 2, 3, 1, 2])

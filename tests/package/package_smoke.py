@@ -73,7 +73,7 @@ def run_command(*arguments: object) -> str:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    # What one request said another drafts, from the live store and from the frozen one.
+    # A request drafts from the text of another one, in the live store and in the frozen one.
     live = fastdraft.Datastore(max_bytes=1 << 20)
     engine = fastdraft.Engine(datastores=[live])
     engine.finish(engine.add_request(period))

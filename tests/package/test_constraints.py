@@ -50,7 +50,7 @@ def grouped(*names: str) -> Iterator[str]:
 
 
 def environment(python: str = "", machine: str = "x86_64") -> dict[str, str]:
-    """What markers are compared with: on Linux with `python`, or here."""
+    """The environment of markers: Linux with `python`, or this one."""
     found = {name: str(value) for name, value in default_environment().items()}
     if python:
         found |= {"python_version": python, "python_full_version": f"{python}.7"}
@@ -71,7 +71,7 @@ def pins(file: Path, where: dict[str, str]) -> dict[str, str]:
 
 
 def declared() -> list[Requirement]:
-    """What the package, its extras and the groups require, and what builds it."""
+    """The requirements of the package, its extras, the groups and its build."""
     metadata = [*(importlib.metadata.requires("fastdraft") or []), *grouped(*GROUPS)]
     tools = [each for name in ("build", "release") for each in requirements(tools_file(name))]
     return [Requirement(line) for line in metadata] + tools
@@ -159,7 +159,7 @@ def imported(file: Path) -> Iterator[str]:
 
 
 def modules_of_tests(*, slow: bool) -> set[str]:
-    """What tests import, by way of the helpers in tests/support too: all, or the quick ones."""
+    """The modules that tests import, all or the quick ones, also by helpers in tests/support."""
     helpers = {path.stem: path for path in (ROOT / "tests" / "support").glob("*.py")}
     files = [
         path

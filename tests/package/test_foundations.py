@@ -1,4 +1,4 @@
-"""What the project stands on, as its user ordered it: seven packages and eight names at the top."""
+"""The foundations as the user ordered them: seven packages, and eight names at the top."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-# Where each package does its job, and what shows it.
+# The folder in which each package does its job, and what shows it.
 JOBS = {
     "torch": ("python/fastdraft/verification", "import torch"),
     "transformers": ("python/fastdraft/hf", "import transformers"),

@@ -68,7 +68,7 @@ class Machine:
         )
 
     def run_ci(self, program: str) -> tuple[int, str]:
-        """What .ci/run does where make is `program`: its status, and what it printed."""
+        """Runs .ci/run where make is `program`: returns its status, and what it printed."""
         for name in (".ci", "tests/hosts/requirements"):
             shutil.copytree(ROOT / name, self.clone / name)
         self.tool("make", f"for step; do :; done\n{program}")
@@ -85,7 +85,7 @@ class Machine:
         return done.returncode, done.stdout
 
     def make(self, *goals: str, **variables: str) -> tuple[bool, str]:
-        """Whether it worked, and what it printed."""
+        """Returns whether it worked, and what it printed."""
         process = self.start(*goals, **variables)
         printed, _ = process.communicate()
         return process.returncode == 0, printed
@@ -111,8 +111,8 @@ def test_a_failed_installation_is_no_success(
     machine.tool("apt-get", f'echo "{REASON}" >&2; exit 100')
     worked, printed = machine.make(goal)
     assert not worked
-    told, reason = printed.index(f"Installing {package} with apt-get: {purpose}\n"), REASON
-    assert told < printed.index(reason)
+    announced = printed.index(f"Installing {package} with apt-get: {purpose}\n")
+    assert announced < printed.index(REASON)
     machine.tool("apt-get", f'echo "$@" >> {machine.log}')
     machine.tool("python", "exit 0")
     worked, _ = machine.make(goal)
@@ -121,7 +121,9 @@ def test_a_failed_installation_is_no_success(
 
 
 @pytest.mark.parametrize(("goal", "package", "purpose"), MISSING)
-def test_who_may_not_install_is_told(tmp_path: Path, goal: str, package: str, purpose: str) -> None:
+def test_who_may_not_install_reads_what_to_install(
+    tmp_path: Path, goal: str, package: str, purpose: str
+) -> None:
     machine = Machine(tmp_path, user=1000)
     worked, printed = machine.make(goal)
     assert not machine.calls

@@ -64,8 +64,8 @@ _OWN: dict[str, dict[str, Any]] = {
 }
 
 
-def recurrent_model(family: str) -> Any:
-    """A random float32 model; their states are float32 in any model."""
+def recurrent_model(family: str, **changes: Any) -> Any:
+    """A random float32 model, with `changes` of its configuration; states are always float32."""
     text = "Text" if family.startswith("Qwen3_5") else ""
     kind = getattr(transformers, f"{family}{text}Config", None)
     if kind is None:
@@ -73,6 +73,6 @@ def recurrent_model(family: str) -> Any:
     names = set(inspect.signature(kind.__init__).parameters)
     names |= {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
     sizes = {name: size for group, size in _SIZES.items() for name in group if name in names}
-    config = kind(**sizes | _OWN.get(family, {}))
+    config = kind(**sizes | _OWN.get(family, {}) | changes)
     config._experts_implementation = "eager"
     return drawn(getattr(transformers, f"{family}ForCausalLM"), config)

@@ -71,7 +71,7 @@ def test_ties_at_a_threshold():
     row = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     two_first = [False, True, True, True, True, False]
     assert (kept(row, top_k=2) > 0).tolist() == [two_first]
-    # Of the three that tie, two are enough.
+    # Two of the three that tie are enough.
     assert (kept(row, top_p=0.7) > 0).tolist() == [[False, True, True, True, False, False]]
     assert (kept(row, top_p=0.0) > 0).tolist() == [[False, True, False, False, False, False]]
     assert (kept(torch.zeros(1, 5000), top_k=3) > 0).all()
@@ -81,7 +81,7 @@ def test_ties_at_a_threshold():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("start", [1.0, -1.0, 0.0, 3e8])
-def test_neighbouring_values_are_told_apart(dtype, start):
+def test_neighbouring_values_are_distinguished(dtype, start):
     values = [torch.tensor(start, dtype=dtype)]
     for _ in range(5):
         values.append(values[-1].nextafter(torch.tensor(INF, dtype=dtype)))
@@ -92,7 +92,7 @@ def test_neighbouring_values_are_told_apart(dtype, start):
 
 
 def test_thresholds_of_crowded_values():
-    # bfloat16 rows repeat each value many times: more ties than the first places looked at hold.
+    # bfloat16 rows repeat each value many times: more ties than the first positions looked at hold.
     torch.manual_seed(1)
     logits = torch.randn(4, 49152).bfloat16()
     for options in ({"top_k": 50}, {"top_k": 3000}, {"top_p": 0.5}, {"top_k": 900, "top_p": 0.7}):

@@ -1,4 +1,4 @@
-"""A head that leaves statistics in place of logits gives the tokens that its logits would."""
+"""A head that leaves statistics instead of logits gives the tokens that its logits would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastdraft.kernels.operands import Sampling, Warpers
 @pytest.mark.parametrize("shards", [1, 3])
 def test_tokens_are_those_of_the_logits(shards):
     random = torch.Generator().manual_seed(shards)
-    # Of whole numbers every product is exact, in parts and as one.
+    # Products of whole numbers are exact, in parts and as one.
     hidden = torch.randint(-4, 5, (300, 16), generator=random).float()
     weight = torch.randint(-2, 3, (5 * 1024 + 77, 16), generator=random).float()
     temperature = torch.tensor([0.0, 0.7, 1.0, 5.0, 20.0]).repeat(60)

@@ -484,8 +484,8 @@ def test_the_likeliest_tokens_are_the_oracles(data, vocabulary, count, most, hea
         token_ids, probabilities = verified.likeliest
         expected = [oracle.likeliest(row, temperature, most) for row in logits]
         assert token_ids.tolist() == [[token for token, _ in row] for row in expected]
-        chances = torch.tensor([[chance for _, chance in row] for row in expected])
-        torch.testing.assert_close(probabilities, chances)
+        of_rows = torch.tensor([[probability for _, probability in row] for row in expected])
+        torch.testing.assert_close(probabilities, of_rows)
     assert verify_greedy(*batch).likeliest is None
 
 

@@ -1,4 +1,4 @@
-"""What holds for every verification operation: layouts, masks, log-probabilities, seeds, memory."""
+"""Promises of every verification operation: layouts, masks, log-probabilities, seeds, memory."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_workspace_is_checked_whole_in_the_first_call_alone(operation, tree):
         assert_same(case.verify(max_draft=8, workspace=workspace), expected)
 
 
-# What a device waits for.
+# Waiting for a device.
 
 
 def on_meta(shape, dtype=torch.float32):
@@ -316,15 +316,16 @@ def many(logits, distribution, token, *, n=20_000, **options):
         ([1.0, 3.0, 0.5], {"allowed": torch.tensor([[0b101], [0b111]]).int().repeat(20_000, 1)}),
     ],
 )
-@pytest.mark.parametrize("chance", [1e-30, 0.5, 1.0])
-def test_what_the_target_never_says_is_never_accepted(row, options, chance):
-    verified = many([row, row], [(1 - chance) / 2, chance, (1 - chance) / 2], 1, **options)
+@pytest.mark.parametrize("probability", [1e-30, 0.5, 1.0])
+def test_what_the_target_never_says_is_never_accepted(row, options, probability):
+    other = (1 - probability) / 2
+    verified = many([row, row], [other, probability, other], 1, **options)
     assert (verified.lengths == 1).all()
     assert (verified.token_ids[:, 0] != 1).all()
 
 
 def test_a_residual_of_nothing_gives_the_targets_distribution(monkeypatch):
-    # As if all tokens had twice their chance: each is refused half of the time, and p - q is
+    # As if all tokens had twice their probability: each is refused half of the time, and p - q is
     # nowhere above 0.
     log_q = rejection._Rows.log_q
     monkeypatch.setattr(rejection._Rows, "log_q", lambda *each: log_q(*each) + math.log(2))

@@ -1,4 +1,4 @@
-"""What the checked entries refuse, with the value in the message."""
+"""Refusals of the checked entries, with the value in the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD = {
     "seeds": torch.tensor([1, 2]),
     "positions": torch.tensor([0, 0]),
 }
-# What greedy verification does not take, and rejection sampling.
+# Options that greedy verification does not take, and rejection sampling.
 OF_SAMPLING = {"temperature", "top_k", "top_p", "min_p", "seeds", "positions"}
 OF_OTHERS = {"parents", "likeliest"}
 
@@ -153,7 +153,7 @@ def test_every_entry_names_the_value(change, message):
     ],
 )
 def test_draft_logits_that_cannot_be_are_named(change, message):
-    """Of two requests that drafted tokens 1 and 0, 3 of a vocabulary of 4."""
+    """Two requests drafted tokens 1 and 0, 3 of a vocabulary of 4."""
     operands = {
         **GOOD,
         "logits": torch.zeros(5, 4),

@@ -10,7 +10,6 @@ import torch
 from scipy import stats
 
 from fastdraft.kernels import operands
-from fastdraft.kernels.noise import exponential_noise
 from fastdraft.verification import verify_sampled
 
 N = 100_000
@@ -140,18 +139,6 @@ def test_joint_distribution_of_path_and_last_token_of_a_tree(options):
     check_counts(counts, joint)
     # The first token alone has the distribution of plain sampling.
     check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distributions[0])
-
-
-def test_noise_is_exponential_far_into_both_tails():
-    n = 2_000_000
-    noise = exponential_noise(torch.tensor([3]), torch.tensor([4]), torch.arange(n), stream=0)
-    assert stats.kstest(noise[0, :N].numpy(), "expon").pvalue > SIGNIFICANT
-    for limit in [2.0**-18, 2.0**-14, 2.0**-10, 2.0**-4]:
-        hits = int((noise < limit).sum())
-        assert stats.binomtest(hits, n, -np.expm1(-limit)).pvalue > SIGNIFICANT
-    for limit in [1.0, 4.0, 8.0, 12.0]:
-        hits = int((noise > limit).sum())
-        assert stats.binomtest(hits, n, np.exp(-limit)).pvalue > SIGNIFICANT
 
 
 def draws(seeds, positions, logits):

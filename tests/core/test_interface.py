@@ -1,11 +1,10 @@
-"""What objects say of themselves, what inspect finds, and errors that say what to do."""
+"""Representations, signatures that inspect finds, and errors that say what to do."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,39 +98,13 @@ def test_a_calibration_says_how_well_it_fits() -> None:
     assert "steps=6, emitted=6" in repr(engine.stats(request))
 
 
-@pytest.mark.parametrize(
-    ("function", "parameters"),
-    [
-        (Engine, ["config", "datastores", "calibration"]),
-        (
-            Engine.add_request,
-            ["self", "prompt_ids", "prediction", "datastores", "templates", "read_only"],
-        ),
-        (Engine.propose, ["self", "request", "limit", "token_cost", "cost", "offers"]),
-        (Engine.observe, ["self", "request", "emitted_ids"]),
-        (Engine.finish, ["self", "request"]),
-        (Engine().propose, ["request", "limit", "token_cost", "cost", "offers"]),
-        (
-            Engine().propose_batch,
-            ["requests", "limits", "token_cost", "cost", "padded", "offers"],
-        ),
-        (Datastore, ["max_bytes", "fingerprint"]),
-        (Datastore.add, ["self", "token_ids", "prompt_size", "grow"]),
-        (Draft.tolist, ["self"]),
-        (DraftBatch.tolist, ["self"]),
-    ],
-)
-def test_signatures_can_be_inspected(function: Callable[..., Any], parameters: list[str]) -> None:
-    found = inspect.signature(function)
-    assert list(found.parameters) == parameters
-
-
 def test_signatures_have_kinds_and_defaults() -> None:
     found = inspect.signature(Engine.propose_batch).parameters
     assert found["requests"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     assert found["limits"].kind is inspect.Parameter.KEYWORD_ONLY
     assert found["padded"].default is False
     assert inspect.signature(Engine).parameters["datastores"].default == ()
+    assert next(iter(inspect.signature(Engine().propose).parameters)) == "request"
 
 
 @pytest.mark.parametrize("module", [fastdraft, memory, verification])
