@@ -57,7 +57,7 @@ def test_each_part_survives_the_others(tmp_path, monkeypatch):
         "gpu.md",
         *(f"{name}.log" for name in SCRIPTS if name != "passed"),
     }
-    # What was found before the end stays.
+    # Results from before the end stay.
     assert report["parts"]["out of time"]["result"] == {"correct": True}
     assert "the device is lost" in page and "- correct: False" in page
 
@@ -122,7 +122,7 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch, name):
 
 
 @pytest.mark.parametrize("more", [[], ["-n", "1"]], ids=["one by one", "as a worker says"])
-def test_failures_of_tests_are_told(tmp_path, monkeypatch, more):
+def test_failures_of_tests_are_reported(tmp_path, monkeypatch, more):
     test = tmp_path / "test_some.py"
     test.write_text(
         "import pytest, warnings\n"
@@ -143,7 +143,7 @@ def test_failures_of_tests_are_told(tmp_path, monkeypatch, more):
     assert (found["correct"], found["passed"], len(found["failures"])) == (False, 2, 1)
     assert "test_wrong" in found["failures"][0]["test"]
     assert (unread["correct"], unread["passed"], len(unread["failures"])) == (False, 0, 1)
-    # Of a run that was stopped, what was printed counts.
+    # The printed part of a run that was stopped counts.
     stopped = printed[0][: printed[0].index("= FAILURES")]
     assert gpu.read_tests(stopped) == found
 

@@ -1,4 +1,4 @@
-"""What twelve operations of the core take in instructions stays what is committed."""
+"""Twelve operations of the core take the committed numbers of instructions."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_no_operation_takes_more_or_fewer_instructions_than_is_committed():
     assert instructions.differences(counted["instructions"], committed["instructions"]) == {}
 
 
-def test_a_difference_of_more_than_five_percent_is_told():
+def test_a_difference_of_more_than_five_percent_is_named():
     committed = {"propose": 1000, "observe": 200}
     assert instructions.differences({"propose": 1049, "observe": 191}, committed) == {}
-    told = instructions.differences({"propose": 1051, "observe": 189}, committed)
-    assert told == {"propose": pytest.approx(0.051), "observe": pytest.approx(-0.055)}
+    found = instructions.differences({"propose": 1051, "observe": 189}, committed)
+    assert found == {"propose": pytest.approx(0.051), "observe": pytest.approx(-0.055)}

@@ -82,7 +82,7 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
         *("plain", "ngram", "head"), *("ngram", "head", "plain"), *("head", "plain", "ngram")
     ]  # fmt: skip
     assert asked["plain"] == asked["ngram"] == asked["head"]
-    measured = [prompts for place, prompts in enumerate(asked["plain"]) if place % 3]
+    measured = [prompts for index, prompts in enumerate(asked["plain"]) if index % 3]
     recorded, agents = measured[::2], measured[1::2]
     # None comes twice, but for those of agents, which do at once.
     assert len({prompt for prompts in recorded for prompt in prompts}) == 12
@@ -98,7 +98,7 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
         equal = [row[name]["equal"] for name in SPEEDS]
         assert equal == [12, 12, 11]
         assert row["head"]["answers"] == 12
-    # What is known after each run is kept.
+    # The results after each run are kept.
     assert [rows[0]["plain"]["output_throughput"] for rows in kept] == [
         [10, 10, 10], [15, 10, 20], [20, 10, 30],
     ]  # fmt: skip
@@ -114,7 +114,7 @@ def test_too_few_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         serving.measure(families(8), options(workloads=["agents"], runs=9))
 
 
-def test_wrong_answers_are_told_from_near_ties() -> None:
+def test_wrong_answers_are_no_near_ties() -> None:
     def answer(*token_ids: int) -> gpu_vllm.Answer:
         return gpu_vllm.Answer([*token_ids], [{4: -0.1, 5: -0.2}, {6: -0.1, 7: -3.0}, {8: 0.0}])
 
@@ -122,8 +122,8 @@ def test_wrong_answers_are_told_from_near_ties() -> None:
     for found, near, wrong in (
         (expected, 0, 0),
         (answer(5, 6, 8), 1, 0),
-        (answer(4, 7, 8), 0, 1),  # another token was much likelier
-        (answer(9, 6, 8), 0, 1),  # not among the likeliest
+        (answer(4, 7, 8), 0, 1),  # another token was much more probable
+        (answer(9, 6, 8), 0, 1),  # not among the most probable ones
         (answer(4, 6), 0, 1),  # ended too early
     ):
         row = gpu_vllm.compared([expected], [found])

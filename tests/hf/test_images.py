@@ -26,7 +26,7 @@ from hf_models import (
 
 pytestmark = pytest.mark.slow
 
-IMAGE, PROMPT, NEW, PLACE = 96, 30, 32, 14
+IMAGE, PROMPT, NEW, START = 96, 30, 32, 14
 _MARKERS = [93, 94, 95, IMAGE]
 
 _TEXT: dict[str, Any] = SIZES | TOKENS | {"max_position_embeddings": 512}
@@ -167,13 +167,13 @@ def _inputs(family: str, rows: int, *, seed: int = 5) -> dict[str, Any]:
     """Left-padded prompts, each with an image in its middle."""
     inputs: dict[str, Any] = repetitive_batch(rows)
     ids = inputs["input_ids"].clamp_(max=min(_MARKERS) - 1)
-    end = PLACE + FAMILIES[family]
-    ids[:, PLACE:end] = IMAGE
+    end = START + FAMILIES[family]
+    ids[:, START:end] = IMAGE
     draw = torch.Generator().manual_seed(seed)
     shape: tuple[int, ...] = (rows, 3, 16, 16)
     kinds = (ids == IMAGE).long()
     if family.startswith("qwen"):
-        ids[:, PLACE - 1], ids[:, end] = 94, 93
+        ids[:, START - 1], ids[:, end] = 94, 93
         shape = (16 * rows, 3 * 2 * 4 * 4)
         inputs |= {"mm_token_type_ids": kinds, "image_grid_thw": torch.tensor([[1, 4, 4]] * rows)}
     if family in ("gemma3", "paligemma"):

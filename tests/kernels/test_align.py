@@ -29,7 +29,7 @@ VOCABULARY = 5
 LONGEST = 24
 TAIL = 3
 SCAN = {"shortest": 2, "window": 9, "reach": 6}
-CHANCES = [0.125, 0.25, 0.5, 0.75]
+PROBABILITIES = [0.125, 0.25, 0.5, 0.75]
 # Few tokens, so that most things match somehow, and some that are none.
 tokens = st.integers(0, 2) | st.sampled_from([-1, VOCABULARY, 2**31 - 1, -(2**31)])
 few = st.integers(0, 2)
@@ -126,7 +126,7 @@ def run(version, batch, lookahead, *, scan=SCAN, dtype=torch.int64, head=None):
         torch.full((rows,), -5, dtype=torch.int32),
         torch.full((rows, width), -5, dtype=torch.int32),
     )
-    limits = Scan(torch.tensor(CHANCES), **scan)
+    limits = Scan(torch.tensor(PROBABILITIES), **scan)
     assert version(Alignment(*batch, limits, VOCABULARY, head), output) is output
     return output
 
@@ -281,7 +281,7 @@ def test_a_large_batch_in_any_order():
 def test_replays_read_operands_where_they_lie():
     batch, *others = (large_batch(seed) for seed in (1, 1, 2))
     drafts = Aligned(*map(torch.clone, run(launch, batch, 8)))
-    alignment = Alignment(*batch, Scan(torch.tensor(CHANCES), **SCAN), VOCABULARY)
+    alignment = Alignment(*batch, Scan(torch.tensor(PROBABILITIES), **SCAN), VOCABULARY)
     others = [tree_leaves(other) for other in others]
     check_replays(lambda: launch(alignment, drafts), tree_leaves(batch), others)
 

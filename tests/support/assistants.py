@@ -13,7 +13,7 @@ __all__ = ["bent", "constant", "shortened"]
 
 
 def constant(model: Any, num_tokens: int = 4, **options: Any) -> AssistantModel:
-    """A model that drafts so many tokens, without an engine beside it."""
+    """A model that drafts `num_tokens`, without an engine beside it."""
     return AssistantModel(
         model, schedule="constant", num_tokens=num_tokens, **{"lookup": None, **options}
     )

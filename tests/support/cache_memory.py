@@ -1,7 +1,7 @@
 """The peak bytes of a key-value cache: `hf.generate` beside transformers' own DynamicCache.
 
 Both decode the same prompts to the same tokens. Counted is every tensor that a cache makes, for as
-long as it lives, so also what is there twice at the moment of growth.
+long as it lives, so both copies count while a cache grows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether sampled texts have the distribution that a model and its logits processors give."""
+"""Holds that sampled texts have the distribution of a model and its logits processors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def assert_distribution(
 ) -> None:
     """Every sampled token, put through its conditional distribution function, is uniform.
 
-    Tokens in the order of their probabilities, so that a verifier that favours or disfavours likely
-    ones bends the distribution; each step also alone, and each pair of steps, since a fault could
-    hide in the first or last place of a draft, or tie one token to the next.
+    Tokens in the order of their probabilities, so that a verifier that favours or disfavours
+    likely ones bends the distribution; each step also alone, and each pair of steps, since a fault
+    could hide at the first or last position of a draft, or tie one token to the next.
 
     Args:
         sequences: Prompts of `prompt` tokens, and the tokens sampled behind them.
@@ -33,10 +33,10 @@ def assert_distribution(
     probabilities = logits.flatten(0, 1).double().softmax(-1)
     tokens = sequences[:, prompt:].flatten()
     assert bool((probabilities.gather(-1, tokens[:, None]) > 0).all())
-    likely, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    place = (order == tokens[:, None]).int().argmax(-1, keepdim=True)
-    own = likely.gather(-1, place)[:, 0]
-    below = (likely.cumsum(-1).gather(-1, place)[:, 0] - own).numpy()
+    sorted_, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    rank = (order == tokens[:, None]).int().argmax(-1, keepdim=True)
+    own = sorted_.gather(-1, rank)[:, 0]
+    below = (sorted_.cumsum(-1).gather(-1, rank)[:, 0] - own).numpy()
     spread = np.random.default_rng(5).random(len(below))
     uniform = (below + spread * own.numpy()).reshape(-1, length)
     counts, _ = np.histogram(uniform, bins=50, range=(0, 1))

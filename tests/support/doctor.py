@@ -1,4 +1,4 @@
-"""What `fastdraft doctor` says of a host, in the environment that the tests run in.
+"""The line of `fastdraft doctor` on a host, in the environment that the tests run in.
 
 As a script it is that command.
 """
@@ -21,7 +21,7 @@ def doctor(title: str, **variables: str) -> tuple[int, str]:
 
 
 def line_of(title: str, output: str) -> str:
-    """What the command's output says of a host."""
+    """The line of a host in the command's output."""
     [line] = [line for line in output.splitlines() if line.startswith(title)]
     return " ".join(line.removeprefix(title).split())
 

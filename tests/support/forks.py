@@ -100,9 +100,12 @@ def fork(command: list[str], variables: dict[str, str], log: str) -> int:
     if pid := os.fork():
         return pid
     os.setsid()
-    for place, name, mode in ((0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_CREAT)):
+    for descriptor, name, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, log, os.O_WRONLY | os.O_CREAT),
+    ):
         opened = os.open(name, mode | os.O_APPEND, 0o666)
-        os.dup2(opened, place)
+        os.dup2(opened, descriptor)
         os.close(opened)
     os.dup2(1, 2)
     os.chdir(Path(log).parent)
@@ -122,7 +125,7 @@ def _leave() -> NoReturn:
 
 
 def _main(*modules: str) -> None:
-    # What modules print is no answer.
+    # Text that modules print is no answer.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         for name in modules:

@@ -41,7 +41,7 @@ _ALTERNATING: dict[str, Any] = {
     "sliding_window": _WINDOW,
     "layer_types": ["sliding_attention", "full_attention"],
 }
-# What a family's configuration has besides the sizes above.
+# Options of a family's configuration besides the sizes above.
 _OWN: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"use_sliding_window": True, "sliding_window": _WINDOW, "max_window_layers": 1},
@@ -68,7 +68,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "sliding_window": _WINDOW,
     },
 }
-# What these families do not know of the sizes.
+# The sizes that these families do not know.
 _UNKNOWN = {
     "gpt2": [name for name in SIZES if name != "vocab_size"],
     "gpt_neox": ["num_key_value_heads", "head_dim"],
@@ -267,14 +267,14 @@ class Forester:
     def _tree(self, truth: Sequence[int], most: int) -> list[tuple[int, int]]:
         size = self._random.randint(0, max(most, 0))
         depth = min(self._random.randint(0, size), len(truth))
-        places = set(self._random.sample(range(size), depth))
+        true_nodes = set(self._random.sample(range(size), depth))
         tree: list[tuple[int, int]] = []
         known: dict[tuple[int, int], int] = {}  # parent and token to the node
         true_node, true_depth = -1, 0
-        for place in range(size):
-            if place in places:
+        for index in range(size):
+            if index in true_nodes:
                 node = (true_node, truth[true_depth])
-                if node in known:  # by chance
+                if node in known:  # it was drawn before
                     true_node, true_depth = known[node], true_depth + 1
                     continue
             else:
@@ -283,7 +283,7 @@ class Forester:
                     continue
             known[node] = len(tree)
             tree.append((node[1], node[0]))
-            if place in places:
+            if index in true_nodes:
                 true_node, true_depth = known[node], true_depth + 1
         return tree
 
@@ -327,8 +327,8 @@ def edited(output: torch.Tensor, *, every: int = 9, row: int = 0) -> list[int]:
     In other rows of a batch other tokens are wrong.
     """
     tokens = output.tolist()
-    for place in range((every - 1 + row) % every, len(tokens), every):
-        tokens[place] = (tokens[place] + 1) % VOCABULARY
+    for index in range((every - 1 + row) % every, len(tokens), every):
+        tokens[index] = (tokens[index] + 1) % VOCABULARY
     return tokens
 
 
@@ -356,15 +356,16 @@ def assert_same_tokens(
         if len(unequal) == 0:
             continue
         ties += 1
-        place = int(unequal[0])
-        prefix = expected[row : row + 1, int((attention_mask[row] == 0).sum()) : place]
+        position = int(unequal[0])
+        prefix = expected[row : row + 1, int((attention_mask[row] == 0).sum()) : position]
         with torch.no_grad():
             rounded = model(prefix).logits[0, -1].double()
             exact = copy.deepcopy(model).double()(prefix).logits[0, -1]
-        gap = abs(float(exact[expected[row, place]] - exact[actual[row, place]]))
+        gap = abs(float(exact[expected[row, position]] - exact[actual[row, position]]))
         noise = float((rounded - exact).abs().max())
         assert gap <= 8 * noise, (
-            f"row {row} differs at {place}: {expected[row, place]} and {actual[row, place]}, "
+            f"row {row} differs at {position}: "
+            f"{expected[row, position]} and {actual[row, position]}, "
             f"whose logits are {gap} apart where rounding makes {noise}"
         )
     assert ties or expected.shape == actual.shape
@@ -372,7 +373,7 @@ def assert_same_tokens(
 
 
 class Decoded(NamedTuple):
-    """What `assert_decodes` found."""
+    """The result of `assert_decodes`."""
 
     output: Any
     expected: torch.Tensor
@@ -428,7 +429,7 @@ def assert_decodes(
 
 
 class OfRows(transformers.LogitsProcessor):
-    """Favours a token of each row's own, so it must be called with every row at its place."""
+    """Favours a token of each row's own, so it must be called with every row at its index."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()

@@ -12,11 +12,11 @@ SLOW = ("memory", "sharing")
 
 
 def is_slow(path: Path) -> bool:
-    """Whether all tests of a file are slow."""
+    """True if all tests of a file are slow."""
     return not is_quick_room(path) or "\npytestmark = pytest.mark.slow\n" in path.read_text("utf-8")
 
 
 def is_quick_room(path: Path) -> bool:
-    """Whether a file or folder below that of all tests belongs to a quick room."""
+    """True if a file or folder below that of all tests belongs to a quick room."""
     parts = path.relative_to(TESTS).parts
     return parts[0] in QUICK and parts[:2] != SLOW

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["StepClock"]
 
 STEP = 0.01
-# Of a step, what each further token costs, and a forward of a draft model.
+# Shares of a step: each further token, and a forward of a draft model.
 TOKEN, DRAFT = 0.005, 0.1
 COMPILATION = 1.0
 

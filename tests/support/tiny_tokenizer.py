@@ -16,10 +16,10 @@ _TEMPLATE = (
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Of the tiny models' vocabulary and special tokens, with a chat template."""
+    """It has the tiny models' vocabulary and special tokens, and a chat template."""
     letters = "abcdefghij"
     words = ["<pad>", "<bos>", "<eos>"] + [a + b for a in letters for b in letters]
-    vocabulary = {word: place for place, word in enumerate(words[:VOCABULARY])}
+    vocabulary = {word: index for index, word in enumerate(words[:VOCABULARY])}
     core = Tokenizer(models.WordLevel(vocabulary, "<pad>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
     core.decoder = decoders.Fuse()

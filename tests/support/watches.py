@@ -1,4 +1,4 @@
-"""What a generation does, seen from outside: its model's forwards, and what its streamer gets."""
+"""A generation seen from outside: its model's forwards, and the calls of its streamer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def counted_forwards(model: Any) -> Iterator[list[int]]:
 
 
 class Recorder(BaseStreamer):
-    """A streamer that remembers every call, and how many forwards had been made by then.
+    """A streamer that remembers every call, and the number of forwards before it.
 
     Args:
         forwards: Has an entry for each forward.

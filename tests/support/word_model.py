@@ -25,7 +25,7 @@ _HEAD = 32
 _WIDTH = _HEADS * _HEAD
 _INNER = 2 * _WIDTH
 _LAYERS = 2
-# What the layers add to the cycles: with less it hardly slips, with more it says nothing again.
+# Weight of the layers beside the cycles: with less it hardly slips, with more nothing repeats.
 _SLIPS = 1.3
 
 
@@ -51,11 +51,11 @@ def word_model(folder: Path, demo: Path) -> Path:
     # Each merge makes the next token, so the first tokens are a tokenizer too.
     tokenizer = json.loads((demo / "tokenizer.json").read_text())
     model = tokenizer["model"]
-    tokens = {token: place for token, place in model["vocab"].items() if place < _VOCABULARY}
+    tokens = {token: id_ for token, id_ in model["vocab"].items() if id_ < _VOCABULARY}
     model["vocab"] = tokens
     model["merges"] = [pair for pair in model["merges"] if "".join(pair) in tokens]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    words = [place for token, place in tokens.items() if re.fullmatch("Ġ[a-z]{2,}", token)]
+    words = [id_ for token, id_ in tokens.items() if re.fullmatch("Ġ[a-z]{2,}", token)]
     save_file(_weights(words[:_WORDS]), folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -162,7 +162,7 @@ def _weights(words: list[int]) -> dict[str, torch.Tensor]:
         return torch.randn(rows, columns, generator=generator) * scale
 
     embedding = drawn(_VOCABULARY, _WIDTH, 1.0)
-    # Of what is no word as little is said as a word can slip to; not the same of each.
+    # Tokens that are no words get small weights, so that a word can slip to them; not all equal.
     output = drawn(_VOCABULARY, _WIDTH, 0.02)
     cycles = torch.tensor(words)[torch.randperm(len(words), generator=generator)].view(-1, _CYCLE)
     output[cycles] = embedding[cycles.roll(1, dims=1)] * 0.15
@@ -179,8 +179,8 @@ def _weights(words: list[int]) -> dict[str, torch.Tensor]:
     }
     for layer in range(_LAYERS):
         for name, (rows, columns) in shapes.items():
-            place = f"model.layers.{layer}.{name}.weight"
-            weights[place] = drawn(rows, columns, _SLIPS * columns**-0.5)
+            weight = f"model.layers.{layer}.{name}.weight"
+            weights[weight] = drawn(rows, columns, _SLIPS * columns**-0.5)
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(_WIDTH)
     return weights
