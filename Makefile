@@ -214,7 +214,6 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	@rm -f $(VENV)/.core && $(MAKE) --no-print-directory $(VENV)/.core LTO=ON
 	cmake --preset release && cmake --build --preset release
 	! command -v valgrind > /dev/null || python bench/instructions.py build/release/bench_operations
-	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python -m pytest bench $(DATA:%=--data %)
 ifdef DATA

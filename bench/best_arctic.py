@@ -110,17 +110,15 @@ def compare(
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of recorded requests")
-    parser.add_argument("--family", action="append", default=[], help="only these families")
     parser.add_argument("--beside", type=Path, nargs="+", default=[], help="the engine's results")
-    parser.add_argument("--jobs", type=int, help="processes; by default one a core")
     options = parser.parse_args()
     for reason in baselines.ensure():
         print(reason)
     about = harness.about()
-    families = harness.recorded_families(options.data, names=options.family)
+    families = harness.recorded_families(options.data)
     settings = [*CHAINS, *TREES]
     found = {}
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor() as pool:
         done = pool.map(partial(replay_all, families=families), settings)
         for setting, results in zip(settings, done, strict=True):
             found[setting] = results

@@ -56,7 +56,6 @@ class Job(NamedTuple):
     config: DraftConfig
     prediction: bool = False
     prompt: bool = True
-    at_once: int = 1
     prior: Calibration | None = None
 
 
@@ -104,7 +103,6 @@ def run(job: Job, records: list[Record]) -> Learned:
     result = replay_family(
         EnginePeer(engine),
         records,
-        at_once=job.at_once,
         prediction=job.prediction,
         on_request=end,
         traced={record.id for record in records} if job.config.tree_budget is None else set(),
@@ -246,7 +244,6 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="a folder of *.jsonl files")
     parser.add_argument("--write", type=Path, help="learn the prior and write it here")
     parser.add_argument("--held-out", action="store_true", help="priors of half of the families")
-    parser.add_argument("--at-once", type=int, default=1, help="requests of a family")
     options = parser.parse_args()
 
     about = harness.about()
@@ -259,7 +256,7 @@ def main() -> None:
         return
     chains = [DraftConfig(token_cost=cost) for cost in TOKEN_COSTS]
     trees = [DraftConfig(token_cost=cost, tree_budget=TREE_BUDGET) for cost in TOKEN_COSTS]
-    jobs = [Job(name, config, at_once=options.at_once) for name in families for config in chains]
+    jobs = [Job(name, config) for name in families for config in chains]
     if options.write:
         jobs += [
             Job(family, config, prediction=True, prompt=prompt)
@@ -269,9 +266,7 @@ def main() -> None:
             for prompt in (True, False)
         ]
     else:
-        jobs += [
-            Job(name, config, at_once=options.at_once) for name in families for config in trees
-        ]
+        jobs += [Job(name, config) for name in families for config in trees]
     learned = run_all(jobs, families)
 
     if options.write:
@@ -301,7 +296,7 @@ def main() -> None:
             row = {"token cost": cost, "depth": f"{begin} to {end - 1}", "count": int(count)}
             paths.append({**row, "predicted": predicted / count, "observed": accepted / count})
     harness.show("Whole paths of chains", None, paths, digits=3)
-    about |= {"at_once": options.at_once, "diagrams": diagrams, "paths": paths}
+    about |= {"diagrams": diagrams, "paths": paths}
     found = differences(learned)
     for name, of_paths in (("tokens", False), ("paths", True)):
         rows = [row for row in found if row["bin"].startswith("path") == of_paths]

@@ -11,9 +11,7 @@ of several tokens in PyTorch here, padded to 64; its kernels need a GPU.
 With --data, the time that drafts save is modelled too, over recorded requests: a forward over n
 tokens takes 1 + token_cost (n - 1), the default engine drafts, and what is kept is the speed of a
 recurrent model over that of one whose cache can be cropped. Of eight rows, each forward is padded
-to the widest one. *Kept if again* is the same if a step that rejects a token, instead, ran the
-recurrence again over the accepted ones, by the part of a plain step that this takes. *Rule* is that
-part by transformers' rule: its CPU time over that of a plain step, both of one row or eight.
+to the widest one.
 
     python bench/recurrent.py --data DIR --json bench/results/recurrent.json
 """
@@ -25,26 +23,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
-from transformers.models.qwen3_5 import (
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    modeling_qwen3_5,
-)
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 import harness
 from fastdraft import Datastore, DraftConfig, Engine, hf
-from fastdraft.hf.interface import CACHE
 from fastdraft.hf.loop import _MOST_PENDING, _PART_BEHIND
 from harness import Row
 from test_hf_step import PROMPT, Replayer, prompts
 
 LOOKAHEAD = 6
-# Parts of a plain step that running the recurrence again over the accepted tokens might take.
-AGAIN = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
 
 
 def made(kinds: Sequence[str]) -> Any:
@@ -127,36 +117,12 @@ def compare(model: Any, rows: int, *, new_tokens: int, rounds: int) -> Row:
     return found
 
 
-def rule_part(model: Any, rows: int, *, rounds: int) -> float:
-    """The time that the recurrence takes over LOOKAHEAD tokens, as part of a plain step."""
-    taken: list[float] = []
-    rule = modeling_qwen3_5.torch_chunk_gated_delta_rule
-
-    def timed(*given: Any, **named: Any) -> Any:
-        began = time.process_time()
-        found = rule(*given, **named)
-        taken.append(time.process_time() - began)
-        return found
-
-    parts = []
-    several, one = (torch.ones((rows, width), dtype=torch.int64) for width in (LOOKAHEAD, 1))
-    with torch.no_grad(), mock.patch.object(modeling_qwen3_5, rule.__name__, timed):
-        for _ in range(rounds):
-            taken.clear()
-            said = model(several, return_dict=True)
-            began = time.process_time()
-            model(one, **{CACHE: said[CACHE]})
-            parts.append(sum(taken) / (time.process_time() - began))
-    return float(np.median(parts))
-
-
 def one_row(
     texts: Sequence[tuple[list[int], list[int]]], cost: float, *, recurs: bool
-) -> tuple[int, float, int]:
-    """Requests one after the other: their tokens, their time in plain steps, and how many steps end
-    with a token that is not accepted."""
+) -> tuple[int, float]:
+    """Requests one after the other: their tokens, and their time in plain steps."""
     engine = Engine(DraftConfig(token_cost=cost), datastores=[Datastore(max_bytes=1 << 28)])
-    emitted, spent, rejected = 0, 0.0, 0
+    emitted, spent = 0, 0.0
     for prompt, output in texts:
         request = engine.add_request(prompt)
         engine.observe(request, output[:1])
@@ -168,21 +134,18 @@ def one_row(
             own = output[at : at + accepted + 1]
             engine.observe(request, own)
             spent += 1 + cost * (len(draft) + pending)
-            rejected += accepted < len(draft)
             pending = 0 if accepted == len(draft) or not recurs else pending + 1 + accepted
             emitted, at = emitted + len(own), at + len(own)
         engine.finish(request)
-    return emitted, spent, rejected
+    return emitted, spent
 
 
 def eight_rows(
     texts: Sequence[tuple[list[int], list[int]]], cost: float, *, recurs: bool
-) -> tuple[int, float, int]:
-    """The same of eight rows at a time; a request that ends makes room for the next. Padding counts
-    as a token that is not accepted."""
+) -> tuple[int, float]:
+    """The same of eight rows at a time; a request that ends makes room for the next."""
     engine = Engine(DraftConfig(token_cost=cost), datastores=[Datastore(max_bytes=1 << 28)])
     todo, rows, emitted, spent, paid = list(texts), list[list[Any]](), 0, 0.0, 0.0
-    rejected = 0
     while todo or rows:
         while todo and len(rows) < 8:
             prompt, output = todo.pop(0)
@@ -202,7 +165,7 @@ def eight_rows(
         drafts = engine.propose_batch([row[0] for row in rows], cost=curve, padded=True).tolist()
         width = max(row[3] + 1 + len(draft) for row, draft in zip(rows, drafts, strict=True))
         spent += 1 + cost * (len(rows) * width - 1)
-        staying, all_whole = [], True
+        staying = []
         for row, draft in zip(rows, drafts, strict=True):
             request, output, at, pending = row
             accepted = _accepted(draft, output[at:])
@@ -210,15 +173,13 @@ def eight_rows(
             engine.observe(request, own)
             emitted += len(own)
             whole = accepted == len(draft) and pending + 1 + accepted == width
-            all_whole = all_whole and whole
             row[2:] = at + len(own), 0 if whole or not recurs else pending + 1 + accepted
             if row[2] < len(output):
                 staying.append(row)
             else:
                 engine.finish(request)
-        rejected += not all_whole
         rows = staying
-    return emitted, spent, rejected
+    return emitted, spent
 
 
 def _accepted(draft: Sequence[int], output: Sequence[int]) -> int:
@@ -234,7 +195,6 @@ def modelled(folder: Path, requests: int) -> Row:
     found: Row = {}
     for rows, cost, way in ((1, 0.02, one_row), (8, 0.005, eight_rows)):
         speeds: dict[str, list[float]] = {"attention alone": [], "recurrent": []}
-        again: list[Any] = []
         for records in families.values():
             texts = [
                 (each.prompt_ids[-6_000:].tolist(), each.output_ids[:800].tolist())
@@ -242,10 +202,8 @@ def modelled(folder: Path, requests: int) -> Row:
                 if len(each.output_ids) > 2
             ][:requests]
             for name, speed in speeds.items():
-                emitted, spent, rejected = way(texts, cost, recurs=name == "recurrent")
+                emitted, spent = way(texts, cost, recurs=name == "recurrent")
                 speed.append(emitted / spent)
-                if name == "attention alone":
-                    again.append(spent / (spent + np.multiply(AGAIN, rejected)))
         shares = np.divide(speeds["recurrent"], speeds["attention alone"])
         found[f"{rows} rows"] = {
             "token_cost": cost,
@@ -253,9 +211,6 @@ def modelled(folder: Path, requests: int) -> Row:
             **{name: math.exp(np.log(each).mean()) for name, each in speeds.items()},
             "kept": float(math.exp(np.log(shares).mean())),
             "worst": float(shares.min()),
-            "kept_if_again": dict(
-                zip(AGAIN, np.exp(np.log(again).mean(0)).round(4).tolist(), strict=True)
-            ),
         }
     return found
 
@@ -281,10 +236,6 @@ def main() -> None:
             compare(model, rows, new_tokens=options.new_tokens, rounds=options.rounds)
             for rows in (1, 8)
         ]
-        if name == "recurrent":
-            results["rule_part"] = {
-                rows: rule_part(model, rows, rounds=options.rounds) for rows in (1, 8)
-            }
         for batch in results["models"][name]:
             shown = [{"way": way, **batch[way]} for way in ("plain", "drafts", "priced")]
             harness.show(f"{name}, {batch['rows']} rows", None, shown, digits=3)

@@ -37,6 +37,7 @@ from harness import Row, about, finish, parser, show
 LOOKAHEAD = DraftConfig().lookahead
 # A sample of so many tokens is one that found no end.
 ENDLESS = 2000
+REPLICAS = 8
 # Orders in which prompts come to replicas.
 DRAWS = 8
 # That of `choose_server`.
@@ -169,8 +170,8 @@ def after(make: Callable[[], Peer], *, warm: bool = True) -> Run:
     return run
 
 
-def replicas(number: int, *, spread: float = 1.0, shared: str = "nothing") -> Run:
-    """Replicas with `count` rows each, whose step ends with the last of them: means of several
+def replicas(*, spread: float = 1.0, shared: str = "nothing") -> Run:
+    """`REPLICAS` with `count` rows each, whose step ends with the last of them: means of several
     orders in which prompts may come.
 
     spread: 1 sends each request to a replica with the fewest; more those of a prompt to one.
@@ -182,13 +183,13 @@ def replicas(number: int, *, spread: float = 1.0, shared: str = "nothing") -> Ru
 
     def draw(samples: Sequence[Sample], count: int, options: argparse.Namespace, seed: int) -> Took:
         random_of_draw = random.Random(seed)
-        names = [f"{seed}:{at}" for at in range(number)]
+        names = [f"{seed}:{at}" for at in range(REPLICAS)]
         stores = [Datastore(max_bytes=options.memory_bytes) for _ in names]
-        peers = [fastdraft(stores[0 if shared == "all" else at]) for at in range(number)]
+        peers = [fastdraft(stores[0 if shared == "all" else at]) for at in range(REPLICAS)]
         took = Took(0.0, 0.0, 0, 0)
         for epoch in (1, 2):
             of_epoch = [each for each in samples if each.epoch == epoch]
-            stands_for = number * count / len(of_epoch)
+            stands_for = REPLICAS * count / len(of_epoch)
             balanced = places = placed(of_epoch, names, 1.0, random_of_draw)
             if spread > 1:
                 places = placed(of_epoch, names, spread, random_of_draw)
@@ -196,7 +197,7 @@ def replicas(number: int, *, spread: float = 1.0, shared: str = "nothing") -> Ru
                 forwards(peer, place, stands_for, options)
                 for peer, place in zip(peers, places, strict=True)
             ]
-            clocks = [(0.0, at) for at in range(number)]
+            clocks = [(0.0, at) for at in range(REPLICAS)]
             drafted, rows = 0.0, 0
             while clocks:
                 now, at = heapq.heappop(clocks)
@@ -237,28 +238,17 @@ def placed(
     return [*found.values()]
 
 
-def half(newest: int | None) -> Run:
-    """A memory of half of the first epoch: as the store fills it, or of each prompt its `newest`
-    samples."""
-
-    def run(samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
-        first = [each for each in samples if each.epoch == 1]
-        whole, store = (Datastore(max_bytes=options.memory_bytes) for _ in range(2))
-        add_all(whole, first)
-        if newest is None:
-            # What runs takes none of it.
-            store = Datastore(max_bytes=whole.bytes // 2)
-            add_all(store, first)
-            store.limit(options.memory_bytes)
-        else:
-            kept = defaultdict(list)
-            for each in first:
-                kept[each.prompt.tobytes()].append(each)
-            add_all(store, (each for own in kept.values() for each in own[-newest:]))
-        peer = fastdraft(store)
-        return added(step(peer, batch, count, options) for batch in batches(samples, 2, count))
-
-    return run
+def half(samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
+    """The second epoch with a memory of half of the first one, as the store fills it."""
+    first = [each for each in samples if each.epoch == 1]
+    whole = Datastore(max_bytes=options.memory_bytes)
+    add_all(whole, first)
+    # What runs takes none of it.
+    store = Datastore(max_bytes=whole.bytes // 2)
+    add_all(store, first)
+    store.limit(options.memory_bytes)
+    peer = fastdraft(store)
+    return added(step(peer, batch, count, options) for batch in batches(samples, 2, count))
 
 
 def read(path: Path) -> list[Sample]:
@@ -301,12 +291,6 @@ def main() -> None:
     def store() -> Datastore:
         return Datastore(max_bytes=options.memory_bytes)
 
-    ways: dict[str, Callable[[int], Run]] = {
-        "": replicas,
-        ", by prompt": lambda number: replicas(number, spread=SPREAD),
-        ", shared": lambda number: replicas(number, shared="epochs"),
-        ", one memory": lambda number: replicas(number, shared="all"),
-    }
     sides: dict[str, Run] = {
         "own text": after(fastdraft),
         "+ siblings": after(lambda: fastdraft(store()), warm=False),
@@ -314,9 +298,11 @@ def main() -> None:
         "own text, for the last row": after(lambda: fastdraft(objective="last")),
         "+ epoch before, for the last row": after(lambda: fastdraft(store(), "last")),
         "Arctic, same memory": after(arctic),
-        **{f"{count} replicas{how}": run(count) for count in (2, 8) for how, run in ways.items()},
-        "half of the memory": half(None),
-        "half, 2 of each prompt": half(2),
+        "8 replicas": replicas(),
+        "8 replicas, by prompt": replicas(spread=SPREAD),
+        "8 replicas, shared": replicas(shared="epochs"),
+        "8 replicas, one memory": replicas(shared="all"),
+        "half of the memory": half,
     }
     samples = read(options.data)
     endless = {each.group for each in samples if len(each.output) > ENDLESS}
