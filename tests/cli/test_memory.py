@@ -1,4 +1,4 @@
-"""`fastdraft memory`: what replicas publish, by a command line."""
+"""`fastdraft memory`: the published text of replicas, by a command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.testing import Result
 import command_line
 from fastdraft.memory.sharing import objects as objects_module
 from fastdraft.serving.host import Namespace
-from fleets import KEY, contents, folder_of, holds, join, read, say, texts
+from fleets import KEY, contents, folder_of, holds, join, publish, read, say, texts
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +27,21 @@ def test_a_fleet_by_the_command_line(tmp_path: Path) -> None:
     url = str(tmp_path)
     replica, reader = join(url), join(url)
     acme, salted = Namespace(name="acme"), Namespace(salt=("salt", None))
-    for name, token, size in ((acme, 60_001, 50), (salted, 60_002, 5000)):
+    for name, token, size in ((acme, 60_001, 50), (salted, 60_002, 5000), (None, 60_003, 9)):
         say(replica, name, [token] * size)
     replica.refresh()
     listed = fastdraft("ls", url).output
     assert "acme" not in listed
     # The largest first.
-    assert [line.split()[1] for line in listed.splitlines()[1:]] == ["5,000", "50"]
+    assert [line.split()[1] for line in listed.splitlines()[1:]] == ["5,000", "50", "9"]
     reader.find([acme, salted])
     reader.refresh()
     assert len(texts(reader.find([acme, salted]))) == 2
-    for token, arguments in ((60_001, ("acme",)), (60_002, ("--salt", "salt"))):
+    for token, arguments in (
+        (60_001, ("acme",)),
+        (60_002, ("--salt", "salt")),
+        (60_003, ("--unnamed",)),
+    ):
         assert any(holds(content, [token] * 2) for content in contents(url).values())
         assert "forgotten" in fastdraft("forget", url, *arguments).output
         assert not any(holds(content, [token] * 2) for content in contents(url).values())
@@ -70,38 +74,6 @@ def test_old_objects_are_pruned_and_what_cannot_be_verified_stays(
     assert read(join(url), "t") == [[2] * 9]
 
 
-@pytest.mark.parametrize("command", ["ls", "forget"])
-@pytest.mark.parametrize("wrong", ["key", "url"])
-def test_another_key_or_url_is_refused(tmp_path: Path, command: str, wrong: str) -> None:
-    url = str(tmp_path / "fleet")
-    replica = join(url)
-    say(replica, None, [1] * 9)
-    replica.refresh()
-    before = contents(url)
-    arguments = [command, url if wrong == "key" else str(tmp_path / "flet")]
-    arguments += ["--unnamed"] if command == "forget" else []
-    key = "another operator's" if wrong == "key" else KEY.decode()
-    result = fastdraft(*arguments, key=key)
-    assert result.exit_code == 1
-    assert "with this key" in result.output
-    assert contents(url) == before and not (tmp_path / "flet").exists()
-
-
-def test_what_is_refused(tmp_path: Path) -> None:
-    replica = join(str(tmp_path))
-    say(replica, None, [1] * 9)
-    replica.refresh()
-    before = contents(str(tmp_path))
-    for arguments, message in (
-        (("ls", "nosuch://x"), "cannot use the URL 'nosuch://x'"),
-        # A mistyped name is no success.
-        (("forget", str(tmp_path), "acme"), "nothing is published of this namespace"),
-    ):
-        result = fastdraft(*arguments)
-        assert result.exit_code == 1 and message in result.output
-    assert contents(str(tmp_path)) == before
-
-
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     replica = join(str(tmp_path))
     for name in ("a", "b"):
@@ -114,38 +86,53 @@ def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     assert f"{path.name} ends within its head" in result.output and " 9 tokens" in result.output
 
 
+@pytest.fixture
+def published(tmp_path: Path) -> str:
+    """The URL of a fleet with a text of no name."""
+    url = str(tmp_path / "fleet")
+    replica = publish(url, None, [1] * 9)
+    replica.close()
+    return url
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "message"),
+    [
+        (["ls", "nosuch://x"], KEY, "cannot use the URL 'nosuch://x'"),
+        (["ls", "{}"], b"", "FASTDRAFT_MEMORY_KEY, got none"),
+        *(
+            (command, key, "with this key")
+            for key, url in ((b"another operator's", "{}"), (KEY, "{}-mistyped"))
+            for command in (["ls", url], ["forget", url, "--unnamed"])
+        ),
+        # A mistyped name is no success.
+        (["forget", "{}", "acme"], KEY, "nothing is published of this namespace"),
+        (["forget", "{}"], KEY, "give a namespace"),
+        (["forget", "{}", "acme", "--unnamed"], KEY, "give a namespace"),
+        (["forget", "{}", "--id", "x", "--unnamed"], KEY, "give a namespace"),
+        (["forget", "{}", "--id", "x"], KEY, "64 hexadecimal digits, got 'x'"),
+    ],
+)
+def test_wrong_arguments_are_refused_and_change_nothing(
+    published: str, arguments: list[str], key: bytes, message: str
+) -> None:
+    before = contents(published)
+    result = fastdraft(*(each.format(published) for each in arguments), key=key.decode())
+    assert result.exit_code == 1 and message in result.output
+    assert contents(published) == before and not Path(f"{published}-mistyped").exists()
+
+
 class LibraryError(Exception):
     """As botocore has them, which are no OSErrors."""
 
 
-@pytest.fixture
-def gone(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a store that cannot be reached."""
-
+def test_a_store_that_cannot_be_reached_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def ls(*_: object, **__: object) -> None:
         raise LibraryError("no connection")
 
     monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.ls", ls)
-    return "memory://gone"
-
-
-def test_a_store_that_is_gone_is_named_in_one_line(gone: str) -> None:
-    result = fastdraft("ls", gone)
+    result = fastdraft("ls", "memory://gone")
     assert result.exit_code == 1
     assert result.output == "Error: the store cannot be used: LibraryError: no connection\n"
-
-
-def test_a_namespace_is_named_in_one_way(tmp_path: Path) -> None:
-    replica = join(str(tmp_path))
-    replica.memory.of(None)[0].add([1, 2, 3])
-    replica.refresh()
-    for arguments in ((), ("acme", "--unnamed"), ("--id", "x", "--unnamed")):
-        result = fastdraft("forget", str(tmp_path), *arguments)
-        assert result.exit_code == 1 and "give a namespace" in result.output
-    assert (
-        "64 hexadecimal digits, got 'x'" in fastdraft("forget", str(tmp_path), "--id", "x").output
-    )
-    assert fastdraft("forget", str(tmp_path), "--unnamed").exit_code == 0
-    replica.close()
-    result = fastdraft("ls", str(tmp_path), key="")
-    assert result.exit_code == 1 and "FASTDRAFT_MEMORY_KEY, got none" in result.output

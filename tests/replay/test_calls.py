@@ -172,7 +172,6 @@ def message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
     return {"role": role, "parts": parts}
 
 
-HELLO = part("text", content="hello")
 CALL_PART = part("tool_call", id="c1", name="look", arguments={"at": 1})
 CHAT = {
     "system_instructions": [part("text", content="Be kind.")],
@@ -490,14 +489,6 @@ THOUGHTS: list[Any] = [
             changed(index=1, delta=text("hello", "text_delta")),
         ),
     ),
-    {
-        "attributes": {
-            "gen_ai.input.messages": json.dumps([message("user", part("text", content="hi"))]),
-            "gen_ai.output.messages": json.dumps(
-                [message("assistant", part("reasoning", content="Well, so."), HELLO)]
-            ),
-        }
-    },
     {"inputs": ASKED, "outputs": {"message": {**SAID, "thinking": "Well, so."}}},
 ]
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastdraft import Datastore, Memory
 from fastdraft.memory.sharing import Objects, Replica
 
-__all__ = ["KEY", "contents", "folder_of", "holds", "join", "read", "say", "texts"]
+__all__ = ["KEY", "contents", "folder_of", "holds", "join", "publish", "read", "say", "texts"]
 
 KEY = b"an operator's key"
 
@@ -27,6 +27,15 @@ def join(url: str, **options: Any) -> Replica:
 
 def say(replica: Replica, namespace: Any, tokens: list[int]) -> None:
     replica.memory.of(namespace)[0].add(tokens)
+
+
+def publish(url: str, namespace: Any, *documents: list[int]) -> Replica:
+    """A replica that has published documents of a namespace, one after the other."""
+    replica = join(url)
+    for document in documents:
+        say(replica, namespace, document)
+        assert replica.refresh()
+    return replica
 
 
 def read(replica: Replica, namespace: Any) -> list[list[int]]:

@@ -24,7 +24,7 @@ from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.memory.sharing import Objects, Replica
 from fastdraft.memory.sharing import objects as objects_module
-from fleets import KEY, contents, folder_of, holds, join, read, say, texts
+from fleets import KEY, contents, folder_of, holds, join, publish, read, say, texts
 from random_cases import cases
 
 
@@ -81,25 +81,29 @@ def test_what_one_replica_said_another_drafts(url: str) -> None:
         assert not replica.faults
 
 
+# Names of different tenants, however alike.
+NAMES: list[Any] = ["a", ("a",), ("a", None), None]
+
+
 @given(
     st.lists(
         st.tuples(
             st.sampled_from(["say", "look", "ask", "restart"]),
             st.integers(0, 2),
-            st.sampled_from("ab"),
+            st.sampled_from(NAMES),
             st.integers(1, 60),
         ),
         max_size=60,
     )
 )
 @settings(deadline=None, max_examples=60)
-def test_what_was_published_is_read_once(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int, str, int]]
+def test_published_documents_are_read_once_and_in_their_namespace_alone(
+    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int, Any, int]]
 ) -> None:
     url = str(tmp_path_factory.mktemp("fleet"))
     replicas = [join(url) for _ in range(3)]
-    said: dict[str, list[list[int]]] = {"a": [], "b": []}
-    own = defaultdict[tuple[int, str], list[list[int]]](list)
+    said: dict[Any, list[list[int]]] = {name: [] for name in NAMES}
+    own = defaultdict[tuple[int, Any], list[list[int]]](list)
     number = 0
     for act, index, name, size in acts:
         replica = replicas[index]
@@ -115,7 +119,7 @@ def test_what_was_published_is_read_once(
         else:
             replica.close()
             replicas[index] = join(url)
-            own[index, "a"] = own[index, "b"] = []
+            own |= {(index, each): [] for each in NAMES}
     for replica in replicas:
         assert replica.refresh()
     fresh = join(url)
@@ -163,11 +167,8 @@ def test_the_background_publishes_and_follows_by_itself(tmp_path: Path) -> None:
 
 def test_what_was_said_later_comes_later(tmp_path: Path) -> None:
     url = str(tmp_path)
-    one, other = join(url), join(url)
-    for number in range(3):
-        say(one, "t", [number] * 9)
-        one.refresh()
-    assert other.refresh()
+    publish(url, "t", *([number] * 9 for number in range(3)))
+    other = join(url)
     say(other, "t", [9] * 9)
     assert other.refresh()
     assert read(join(url), "t") == [[number] * 9 for number in (0, 1, 2, 9)]
@@ -175,9 +176,7 @@ def test_what_was_said_later_comes_later(tmp_path: Path) -> None:
 
 def test_a_store_that_is_made_anew_is_published_from_its_beginning(tmp_path: Path) -> None:
     url = str(tmp_path)
-    one = join(url)
-    say(one, "t", [1] * 50)
-    one.refresh()
+    one = publish(url, "t", [1] * 50)
     one.memory.forget("t")
     say(one, "t", [2] * 9)
     one.refresh()
@@ -355,10 +354,8 @@ DAMAGES: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_costs_its_own_text_alone_and_mends(url: str, damage: str) -> None:
-    one, reader, objects = join(url), join(url), Objects(url, KEY)
-    for number in range(3):
-        say(one, "t", [number] * 9)
-        one.refresh()
+    publish(url, "t", *([number] * 9 for number in range(3)))
+    reader, objects = join(url), Objects(url, KEY)
     names = sorted(objects.ls(folder_of(url, "t")), key=lambda name: int(name[33:]))
     paths = [f"{folder_of(url, 't')}/{name}" for name in names]
     whole = contents(url)
@@ -373,9 +370,7 @@ def test_damage_costs_its_own_text_alone_and_mends(url: str, damage: str) -> Non
 def test_junk_in_any_folder_and_of_any_size_stops_nobody(tmp_path: Path) -> None:
     """Nothing is derived from a name, or read at length, before a MAC was checked."""
     url = str(tmp_path)
-    one = join(url)
-    say(one, "t", [1] * 9)
-    one.refresh()
+    one = publish(url, "t", [1] * 9)
     folder = tmp_path / folder_of(url, "t")
     names = ["f" * 32 + "-" + "9" * 20, "0", "\N{SNOWMAN}", one._name + "-99999999", "a-b-c", "-"]
     for name in names:
@@ -407,9 +402,7 @@ def test_junk_in_any_folder_and_of_any_size_stops_nobody(tmp_path: Path) -> None
 def test_a_fifo_and_a_link_in_the_folder_stop_nobody(tmp_path: Path) -> None:
     """Nobody writes to the FIFO: whoever opened it as a file would wait for ever."""
     url = str(tmp_path)
-    one = join(url)
-    say(one, "t", [1] * 9)
-    one.refresh()
+    publish(url, "t", [1] * 9)
     folder = tmp_path / folder_of(url, "t")
     [text] = folder.iterdir()
     os.mkfifo(folder / "fifo")
@@ -472,9 +465,7 @@ def test_a_killed_replica_loses_nothing_that_was_acknowledged(
 
 
 def test_a_fork_does_not_wait_for_a_lock_that_a_thread_held(tmp_path: Path) -> None:
-    one = join(str(tmp_path))
-    say(one, "t", [1] * 9)
-    one.refresh()
+    one = publish(str(tmp_path), "t", [1] * 9)
     with one._lock, one._turn:
         child = os.fork()
         if child == 0:
@@ -519,9 +510,7 @@ def test_what_is_forgotten_is_nowhere_and_the_next_text_is_kept(url: str) -> Non
 
 
 def test_a_name_of_which_nothing_is_published_is_not_forgotten(url: str) -> None:
-    one = join(url)
-    say(one, "t", [1] * 9)
-    one.refresh()
+    publish(url, "t", [1] * 9)
     before = contents(url)
     assert not forget(url, "tt")
     assert contents(url) == before
@@ -531,9 +520,7 @@ def test_forgetting_raises_where_anything_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path)
-    one = join(url)
-    say(one, "secret", SECRET)
-    one.refresh()
+    publish(url, "secret", SECRET)
     with monkeypatch.context() as patch:
         patch.setattr(Objects, "remove", lambda *_: None)
         with pytest.raises(DatastoreError, match="1 objects of the namespace are there still"):
@@ -557,9 +544,7 @@ def test_what_was_written_while_it_was_forgotten_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path)
-    one = join(url)
-    say(one, "secret", [1] * 9)
-    one.refresh()
+    one = publish(url, "secret", [1] * 9)
     say(one, "secret", SECRET)
     write = Objects.write
 
@@ -612,49 +597,6 @@ def test_a_replica_whose_objects_are_gone_drops_their_namespace(url: str) -> Non
 
 
 # --- Who reads what ---
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 50), st.booleans()),
-        min_size=1,
-        max_size=20,
-    )
-)
-@settings(deadline=None, max_examples=30)
-def test_no_token_of_one_namespace_is_drafted_in_another(
-    tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[int, int, int, bool]]
-) -> None:
-    url = str(tmp_path_factory.mktemp("fleet"))
-    names = ["a", ("a",), ("a", None), None]
-    replicas, engine = [join(url), join(url)], Engine()
-    for index, owner, word, share in acts:
-        replica, name = replicas[index], names[owner]
-        first = 1000 * owner + word
-        text = list(range(first, first + 20))
-        stores, read = replica.memory.of(name), replica.find([name])
-        # Begins as other namespaces' text does.
-        request = engine.add_request(
-            [1000 * other + word + 1 for other in range(4)] + text[:2],
-            datastores=stores,
-            read_only=read,
-        )
-        for tokens in (text[2:4], text[4:]):
-            drafted = engine.propose(request, token_cost=0).tolist()
-            assert {token // 1000 for token in drafted} <= {0, 1, 2, 3}
-            prompt = {1000 * other + word + 1 for other in range(4)}
-            assert all(token // 1000 == owner or token in prompt for token in drafted)
-            engine.observe(request, tokens)
-        engine.finish(request)
-        for store in [*stores, *read]:
-            for document in texts([store]):
-                assert document[-1] // 1000 == owner
-        if share:
-            assert replica.refresh()
-            for each in replicas:
-                assert each.refresh()
-    for replica in replicas:
-        replica.close()
 
 
 def test_names_are_in_no_file_and_modes_are_the_owners(tmp_path: Path) -> None:
