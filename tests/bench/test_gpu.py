@@ -174,7 +174,7 @@ def test_a_sanitizer_runs_tests_where_it_works(tmp_path, monkeypatch, does, stat
         assert "Device not supported" in page
 
 
-def test_what_went_before_counts(tmp_path, monkeypatch):
+def test_earlier_results_count(tmp_path, monkeypatch):
     options = ["--seconds", "600", "--began", str(time.time() - 590)]
     _, report, _ = run(tmp_path, monkeypatch, [part(tmp_path, "passed")], *options)
     assert report["parts"]["passed"]["bound"] < 11
@@ -233,7 +233,7 @@ def test_a_forced_model_says_what_the_records_say(way):
     assert (row["forwards"] < 12) == (not way.startswith("plain"))
 
 
-def test_what_a_step_waits_for_is_rehearsed(tmp_path, monkeypatch):
+def test_waits_of_a_step_are_rehearsed(tmp_path, monkeypatch):
     parts = [each for each in gpu.PARTS if each.name == "host-path"]
     status, report, _ = run(tmp_path, monkeypatch, parts)
     assert status == 0

@@ -74,7 +74,7 @@ def test_old_objects_are_pruned_and_what_cannot_be_verified_stays(
     assert read(join(url), "t") == [[2] * 9]
 
 
-def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+def test_objects_that_are_left_out_are_named(tmp_path: Path) -> None:
     replica = join(str(tmp_path))
     for name in ("a", "b"):
         say(replica, name, [1] * 9)

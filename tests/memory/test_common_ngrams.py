@@ -35,7 +35,7 @@ def file_in(cache: Path) -> Path:
     return path
 
 
-def test_of_processes_at_once_one_counts_the_texts_of_the_package(
+def test_one_of_three_processes_counts_the_texts_of_the_package(
     whole_text_cache: Path, tmp_path: Path, model: Path
 ) -> None:
     code = (
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_written_anew_and_a_whole_one_is_kept(cache: Path, mod
         assert path.read_bytes() == content
 
 
-def test_what_cannot_be_kept_costs_drafts_alone(
+def test_a_table_that_cannot_be_kept_costs_drafts_alone(
     cache: Path, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.write_text("a file")

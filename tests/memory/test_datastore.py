@@ -193,7 +193,7 @@ def test_live_store_is_a_list_whose_oldest_tokens_leave(
 
 
 @pytest.mark.parametrize("token", [2**22, 2**31 - 1])
-def test_what_no_vocabulary_has_ends_a_draft(token: int, tmp_path: Path) -> None:
+def test_tokens_beyond_every_vocabulary_end_a_draft(token: int, tmp_path: Path) -> None:
     """As the numbers by which hosts replace an image."""
     store = Datastore(max_bytes=1 << 20)
     text = [1, 2, 3, 4, 2**22 - 2, *[token] * 2000, 5, 6, 7, 8]
@@ -464,7 +464,7 @@ def test_a_saved_store_finds_what_the_live_one_does(
         assert len(again) == len(live)
 
 
-def test_what_has_left_is_not_saved(tmp_path: Path) -> None:
+def test_text_that_has_left_is_not_saved(tmp_path: Path) -> None:
     live = Datastore(max_bytes=LEAST + 40 * BLOCK)
     texts = [document(seed, 3000, 50_000) for seed in range(8)]
     for text in texts:
@@ -988,7 +988,7 @@ def test_a_store_that_may_grow_loses_nothing() -> None:
     assert store.begin > 0 and store.bytes <= limit
 
 
-def test_what_grow_does_wrong_ends_the_call_alone() -> None:
+def test_an_error_in_grow_ends_the_call_alone() -> None:
     store = Datastore(max_bytes=1 << 17)
     with pytest.raises(ZeroDivisionError):
         store.add(range(100_000), grow=lambda: 1 // 0)
@@ -1053,7 +1053,7 @@ def test_command_line_merges(tmp_path: Path, tokenizer_file: Path) -> None:
     assert refused.exit_code == 1 and "other.fds must be of the tokenizer of" in refused.output
 
 
-def test_what_a_model_wrote_is_known_in_live_and_in_frozen_stores(tmp_path: Path) -> None:
+def test_outputs_are_known_in_live_and_in_frozen_stores(tmp_path: Path) -> None:
     live = Datastore(max_bytes=1 << 20)
     live.add([1, 2, 3, 4, 5, 6], prompt_size=3)
     live.add([7, 2, 3, 8])

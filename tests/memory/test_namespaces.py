@@ -317,7 +317,7 @@ def test_without_memory_there_are_no_stores() -> None:
     assert memory.bytes == 0
 
 
-def test_what_is_refused() -> None:
+def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"max_bytes must be at least \d+, got 1000"):
         Memory(1000)
     with pytest.raises(InvalidValueError, match="fingerprint must be 32 bytes, got 1"):

@@ -91,7 +91,7 @@ def table_of(folder: Path, texts: Sequence[Sequence[int]], mark: bytes | None = 
     return NgramTable.open(folder / "table.fdn")
 
 
-def test_what_is_out_of_range_is_refused(tmp_path: Path) -> None:
+def test_numbers_out_of_range_are_refused(tmp_path: Path) -> None:
     for text, message in (
         ([1, -1], "token_ids must be from 0 to 1048575, got -1 at index 1"),
         ([LARGEST + 1], "token_ids must be from 0 to 1048575, got 1048576 at index 0"),
@@ -172,7 +172,7 @@ def test_a_table_is_shared_and_goes_to_other_processes_by_its_path(tmp_path: Pat
     assert repr(table) == "<NgramTable, 3 n-grams after 3 contexts, 127 bytes>"
 
 
-def test_what_nothing_copies_is_drafted_from_the_table(tmp_path: Path) -> None:
+def test_text_without_a_match_is_drafted_from_the_table(tmp_path: Path) -> None:
     table = table_of(tmp_path, [[1, 2, 3, 4, 5], [9, 2, 3, 4, 5]] * 20)
     with_table = Engine(DraftConfig(ngrams=table, lookahead=3), datastores=[])
     request = with_table.add_request([8, 1, 2])

@@ -73,7 +73,7 @@ def test_a_cluster_that_is_gone_is_refused_at_once(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_workers_read_ahead_is_not_held_here(local: Any, tmp_path: Path) -> None:
+def test_results_that_workers_have_ready_are_not_held_here(local: Any, tmp_path: Path) -> None:
     """Three items of 128 MB each, which is more than the object stores hold."""
 
     def held() -> int:

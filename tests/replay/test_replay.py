@@ -517,7 +517,7 @@ def test_a_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
     assert image.read_text() == drawn
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+def test_written_records_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "traffic.jsonl"
     with RecordWriter(path) as records:
         records.append(prompt_ids=np.array([1, 2]), output_ids=[3, 4], session="s", id=7)
@@ -535,7 +535,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert second.reference_ids.tolist() == tokens_of("u")
 
 
-def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
+def test_values_that_no_file_can_hold_are_refused(tmp_path: Path) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

@@ -75,7 +75,7 @@ def labels_of(query: str) -> set[str] | None:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_what_a_query_combines_has_the_same_labels(query: str) -> None:
+def test_operands_of_a_query_have_the_same_labels(query: str) -> None:
     labels_of(query)
 
 

@@ -116,7 +116,7 @@ def test_no_token_of_one_namespace_is_drafted_in_another(
     assert here.faults == 0
 
 
-def test_what_was_said_is_drafted_within_a_namespace() -> None:
+def test_earlier_answers_are_drafted_within_a_namespace() -> None:
     """Isolation alone would be kept by drafting nothing."""
     here = make(shared=("everybody",))
     for owner, name in enumerate(NAMES):
@@ -269,7 +269,7 @@ def test_a_fork_goes_on_without_the_thread_of_its_parent() -> None:
     host.drain()
 
 
-def test_where_all_must_draft_the_same_nothing_is_left_to_a_thread() -> None:
+def test_ranks_that_must_draft_the_same_leave_nothing_to_a_thread() -> None:
     here = Host(Engine(), Memory(0), in_step=True)
     here.begin(0, list(range(10_000)), {})
     assert here._texts[0].request is not None

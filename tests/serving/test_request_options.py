@@ -57,7 +57,7 @@ def test_none_is_nothing_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [False, 0, np.False_.item()])
-def test_what_switches_off(value: object) -> None:
+def test_values_that_switch_off(value: object) -> None:
     assert request_options({"fastdraft_remember": value}).remember is False
     assert request_options({"fastdraft": value, "fastdraft_lookahead": 4}).lookahead == 0
     assert request_options({"fastdraft": "off"}).lookahead == 0
@@ -102,7 +102,7 @@ def test_an_opt_out_never_fails_open(value: object) -> None:
         ("fastdraft_corpus_token_ids", [1], "needs a fastdraft_corpus_id, got none"),
     ],
 )
-def test_what_no_option_may_be(name: str, value: Any, reason: str) -> None:
+def test_wrong_values_are_refused(name: str, value: Any, reason: str) -> None:
     with pytest.raises(InvalidValueError, match="^" + re.escape(f"{name} {reason}")):
         request_options({name: value})
 

@@ -50,7 +50,7 @@ def test_the_order_is_the_same_in_every_process() -> None:
             assert "".join(choose_server(prompt, loads) for prompt in each) == "dabffffdfaaf"
 
 
-def test_what_is_refused() -> None:
+def test_a_bad_spread_and_no_servers_are_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"spread must be at least 1, got 0\.9"):
         choose_server([1], {"a": 0}, spread=0.9)
     with pytest.raises(InvalidValueError, match="got nan"):

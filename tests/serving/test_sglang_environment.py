@@ -57,7 +57,7 @@ def test_ranks_draft_from_a_table_that_all_of_them_have(monkeypatch: pytest.Monk
         ({"MEMORY_URL": "s3://x"}, 2, "FASTDRAFT_MEMORY_URL must not be set with tp_size 2"),
     ],
 )
-def test_what_cannot_be_is_named_as_it_was_set(
+def test_a_wrong_setting_is_named_as_it_was_set(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], ranks: int, message: str
 ) -> None:
     for name, value in environment.items():

@@ -109,7 +109,7 @@ def test_draft_tokens_that_were_not_verified_are_not_counted(make: Make, most: i
     assert (host.accepted > 0) == (most > 0)
 
 
-def test_what_a_step_says_beyond_the_end_is_not_counted() -> None:
+def test_tokens_beyond_the_end_are_not_counted() -> None:
     """V2's device goes on to the end of its draft; vLLM cuts off what is beyond `max_tokens`."""
     host = V2Host()
     for most in (3, 17, 20, 25):

@@ -57,7 +57,7 @@ def before_each(patch: pytest.MonkeyPatch, act: Callable[[str, str], None], *met
 # --- Sharing ---
 
 
-def test_what_one_replica_said_another_drafts(url: str) -> None:
+def test_text_of_one_replica_is_drafted_by_another(url: str) -> None:
     one, other = join(url), join(url)
     engine = Engine()
     request = engine.add_request([1, 2, 3], datastores=one.memory.of("tenant"))
@@ -165,7 +165,7 @@ def test_the_background_publishes_and_follows_by_itself(tmp_path: Path) -> None:
     assert sorted(read(join(url), "t")) == [[n + 1] * 3 for n in range(number)]
 
 
-def test_what_was_said_later_comes_later(tmp_path: Path) -> None:
+def test_documents_are_read_in_their_order(tmp_path: Path) -> None:
     url = str(tmp_path)
     publish(url, "t", *([number] * 9 for number in range(3)))
     other = join(url)
@@ -272,7 +272,7 @@ def test_a_missing_bucket_costs_no_drafts(bucket: str, caplog: pytest.LogCapture
     replica.close()
 
 
-def test_what_cannot_be_published_in_time_is_counted(
+def test_text_that_cannot_be_published_in_time_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path)
@@ -487,7 +487,7 @@ def found_secret(url: str) -> bool:
     return any(holds(content, SECRET) for content in contents(url).values())
 
 
-def test_what_is_forgotten_is_nowhere_and_the_next_text_is_kept(url: str) -> None:
+def test_a_forgotten_text_is_nowhere_and_the_next_one_is_kept(url: str) -> None:
     one, other = join(url), join(url)
     for replica in (one, other):
         say(replica, "secret", SECRET)
@@ -540,7 +540,7 @@ def test_forgetting_raises_where_anything_stays(
     assert not found_secret(url)
 
 
-def test_what_was_written_while_it_was_forgotten_goes(
+def test_text_written_while_it_was_forgotten_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path)
@@ -656,7 +656,7 @@ def test_another_key_model_or_tokenizer_shares_nothing(
     assert read(join(url), "t") == [[1, 2, 3]]
 
 
-def test_what_others_said_keeps_to_the_memory(tmp_path: Path) -> None:
+def test_text_of_others_keeps_to_the_memory(tmp_path: Path) -> None:
     url = str(tmp_path)
     one = join(url, memory_bytes=64 << 20)
     for name in "abc":
@@ -676,7 +676,7 @@ def test_what_others_said_keeps_to_the_memory(tmp_path: Path) -> None:
     assert texts(other.memory.find(["own"])) == [list(range(5000))]
 
 
-def test_what_a_fleet_refuses(tmp_path: Path) -> None:
+def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     memory = Memory(1 << 20)
     with pytest.raises(InvalidValueError, match="key must have at least 16 bytes, got 5"):
         Replica(memory, str(tmp_path), key="short")
