@@ -82,7 +82,7 @@ def short_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for FASTDRAFT_CACHE that holds the demo model's first layers in its place.
 
     The tokenizer, the sizes and the other files are its own: decoding takes the same way, in a
-    quarter of the time. What the whole model says is tested in tests/hf and tests/cli.
+    quarter of the time. What the whole model says is tested in tests/cli.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file

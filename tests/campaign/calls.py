@@ -50,8 +50,7 @@ class Calls:
         for request in self._requests:
             self._engine.num_tokens(request)
         for kind in self._engine.offer_kinds:
-            for request in self._requests[:1]:
-                self._engine.propose(request, offers=Offers(kind, [1]))
+            self._engine.propose_batch([], offers=Offers.of_rows(kind, []))
         if self._engine.config.max_bytes is not None:
             assert self._engine.num_bytes <= self._engine.config.max_bytes
         assert self._memory.bytes <= self._memory.max_bytes
@@ -99,8 +98,8 @@ class Calls:
     def _offer(self, some: list[int], text: list[int]) -> None:
         """Kinds that are new are added; whatever fails in that, they can be used afterwards."""
         kind = f"{self._rng.randrange(16):x}" * 40  # so long a name takes memory of its own
-        for request in some[:1]:
-            self._check(self._engine.propose(request, offers=Offers(kind, text[:8])), self._most)
+        offers = Offers.of_rows(kind, [text[:8]] * len(some))
+        self._check(self._engine.propose_batch(some, offers=offers), self._most * len(some))
 
     def _check(self, draft: Any, most: int) -> None:
         tokens = draft.token_ids

@@ -15,7 +15,7 @@ from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.plan import Plan
 from fastdraft.hf.probe import Answer
-from hf_models import Forester, Generous, edited, repetitive_batch
+from hf_models import drafting, repetitive_batch
 from random_cases import cases, leave_out
 
 ALL = [*FAMILIES, *MULTIMODAL]
@@ -100,17 +100,14 @@ def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str
 def _problem(model: Any, inputs: dict[str, Any], plain: Any, answer: Answer) -> str | None:
     """The difference, where there is one, of what the model says when decoded by this answer."""
     columns = inputs["input_ids"].shape[1]
-    truths = [row[columns:].tolist() for row in plain.sequences]
-    ours: dict[str, Any] = {"drafter": Forester(truths, seed=1)}
-    if not answer.trees:
-        prediction = [edited(row[columns:]) for row in plain.sequences]
-        ours = {"drafter": Generous(), "prediction": prediction}
+    truths = plain.sequences[:, columns:]
+    ours = drafting("trees" if answer.trees else "predicted", truths)
     try:
         with mock.patch.object(Plan, "_answered", return_value=answer):
             output = hf.generate(model, **inputs, **_OPTIONS, **ours)
     except Exception as error:
         return repr(error)
-    for row, text in enumerate(truths):
+    for row, text in enumerate(truths.tolist()):
         spoken = output.sequences[row, columns:].tolist()
         equal = next((at for at in range(_NEW) if spoken[at] != text[at]), _NEW - 1)
         pairs = [(plain.logits[at][row], output.logits[at][row]) for at in range(equal + 1)]

@@ -41,28 +41,6 @@ void run_threads(int count, const std::function<void(std::uint32_t)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Threads, RequestsOfDifferentThreadsShareAnEngine) {
-  Engine engine({});
-  std::atomic<std::int64_t> emitted{0};
-  run_threads(4, [&](std::uint32_t thread) {
-    for (std::uint32_t round = 0; round < 20; ++round) {
-      const Tokens text = testing::random_text(200, 5, thread * 100 + round);
-      std::vector<RequestId> ids;
-      for (int i = 0; i < 4; ++i) ids.push_back(add_predicted(engine, text));
-      for (std::uint32_t step = 0; step < 10; ++step) {
-        const DraftBatch batch = engine.propose_batch(ids.data(), 4, {});
-        const Tokens next = testing::random_text(4, 5, step);
-        const std::vector<std::int64_t> offsets{0, 1, 2, 3, 4};
-        EXPECT_TRUE(engine.observe_batch(ids.data(), 4, next.data(), offsets.data()).empty());
-      }
-      for (const RequestId id : ids) emitted += engine.finish(id).emitted;
-    }
-  });
-  EXPECT_EQ(emitted, 4 * 20 * 4 * 10);
-  EXPECT_EQ(engine.num_requests(), 0);
-  EXPECT_EQ(engine.bytes(), 0);
-}
-
 TEST(Threads, BatchesGoOnAtOnce) {
   constexpr std::int64_t kNodes = 12;
   EngineConfig config;

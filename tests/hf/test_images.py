@@ -15,11 +15,9 @@ from hf_models import (
     SIZES,
     TOKENS,
     VOCABULARY,
-    Forester,
     Generous,
     assert_decodes,
     drawn,
-    edited,
     repetitive_batch,
     tiny_model,
 )
@@ -205,15 +203,12 @@ def test_greedy_output_is_that_of_transformers(family: str, rows: int) -> None:
     # Other images bring other tokens, soon.
     other = model.generate(**_inputs(family, rows, seed=6), **{**OPTIONS, "max_new_tokens": 8})
     assert not torch.equal(expected[:, : PROMPT + 8], other)
-    prediction = [edited(row[PROMPT:]) for row in expected]
-    for more in (
-        {"drafter": Generous(), "prediction": prediction},
-        {"drafter": Generous(), "prediction": prediction, "cache_implementation": "static"},
-        {"drafter": Forester(expected[:, PROMPT:].tolist())},
+    for drafts, ours in (
+        ("predicted", {}),
+        ("predicted", {"cache_implementation": "static"}),
+        ("trees", {}),
     ):
-        output = hf.generate(model, **inputs, **OPTIONS, **more)
-        assert torch.equal(output.sequences, expected)
-        assert output.stats.accepted > 0
+        assert_decodes(model, inputs, drafts, ours=ours, exact=True, **OPTIONS)
 
 
 class _Listening(Generous):
@@ -241,8 +236,7 @@ def test_a_draft_model_reads_the_text() -> None:
     assistant = AssistantModel(
         tiny_model("llama").double(), schedule="constant", num_tokens=3, lookup=None
     )
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=assistant)
-    assert torch.equal(output.sequences, model.generate(**inputs, **OPTIONS))
+    assert_decodes(model, inputs, assistant, exact=True, **OPTIONS)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -251,11 +245,7 @@ def test_inputs_and_models_of_any_name(monkeypatch: pytest.MonkeyPatch, rows: in
     model = _model("qwen2_5_vl")
     inputs = _inputs("qwen2_5_vl", rows) | {"second_per_grid_ts": torch.ones(rows)}
     monkeypatch.setattr(type(model.config), "model_type", "unknown")
-    expected = model.generate(**inputs, **OPTIONS)
-    prediction = [edited(row[PROMPT:]) for row in expected]
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=prediction)
-    assert torch.equal(output.sequences, expected)
-    assert output.stats.accepted > 0
+    assert_decodes(model, inputs, exact=True, **OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["token_type_ids", "mm_token_type_ids"])
@@ -265,10 +255,7 @@ def test_token_types_of_nothing_but_text_are_text(name: str, rows: int) -> None:
     model, inputs = _model(family), repetitive_batch(rows)
     inputs["input_ids"].clamp_(max=min(_MARKERS) - 1)
     inputs[name] = torch.zeros_like(inputs["input_ids"])
-    expected = model.generate(**inputs, **OPTIONS)
-    prediction = [edited(row[PROMPT:]) for row in expected]
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=prediction)
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, inputs, exact=True, **OPTIONS)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -29,10 +29,10 @@ from hf_models import (
     EOS,
     PAD,
     VOCABULARY,
-    Forester,
     Generous,
     TreeBatch,
     assert_decodes,
+    drafting,
     edited,
     plain_tokens,
     repetitive_batch,
@@ -60,9 +60,7 @@ def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, dra
     options = {"do_sample": False, "max_new_tokens": NEW}
     expected = Recorder()
     said = model.generate(**inputs, **options, streamer=expected)[:, 30:]
-    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
-    if drafts == "predicted":
-        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
+    more = drafting(drafts, said)
     with counted_forwards(model) as forwards:
         more["streamer"] = actual = Recorder(forwards)
         if inside:
@@ -189,9 +187,7 @@ def test_stops_in_the_middle_of_a_draft(model: Any, drafts: str) -> None:
         {"max_new_tokens": 7, "eos_token_id": None},
     ):
         # Drafts go on where plain decoding would have.
-        ours: dict[str, Any] = {"drafter": Forester(said.tolist(), seed=5)}
-        if drafts == "predicted":
-            ours = {"drafter": Generous(), "prediction": list(map(edited, said))}
+        ours = drafting(drafts, said)
         found = assert_decodes(model, inputs, "found", ours=ours, exact=True, **options)
         assert found.expected.shape[1] < 30 + NEW
 

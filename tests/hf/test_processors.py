@@ -20,11 +20,9 @@ from fastdraft import hf
 from hf_models import (
     EOS,
     VOCABULARY,
-    Forester,
-    Generous,
     OfRows,
     assert_decodes,
-    edited,
+    drafting,
     repetitive_batch,
     tiny_model,
 )
@@ -117,8 +115,8 @@ def test_processors_of_ones_own(model: Any, processor: LogitsProcessor) -> None:
         "output_scores": True,
     }
     expected = model.generate(**inputs, **options)
-    prediction = [edited(row[30:]) for row in expected.sequences]
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=prediction)
+    drafts = drafting("predicted", expected.sequences[:, 30:])
+    output = hf.generate(model, **inputs, **options, **drafts)
     assert torch.equal(output.sequences, expected.sequences)
     assert output.stats.accepted > 0
     for ours, theirs in zip(output.scores, expected.scores, strict=True):
@@ -150,25 +148,19 @@ class _Trie:
         return self.followers[row, said]
 
 
-@pytest.mark.parametrize("drafts", ["chains", "trees", "models", "sampled models"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees", "models", "sampled models"])
 def test_a_trie_is_asked_about_its_own_text_alone(model: Any, drafts: str) -> None:
     inputs = repetitive_batch(3)
     options = {**OPTIONS, "max_new_tokens": 12}
-    said = model.generate(**inputs, **options)[:, 30:].tolist()
-    trie = _Trie(30, said, 96)
-    options["prefix_allowed_tokens_fn"] = trie
+    said = model.generate(**inputs, **options)[:, 30:]
+    options["prefix_allowed_tokens_fn"] = _Trie(30, said.tolist(), 96)
     expected = None
     if drafts == "sampled models":
         options |= {"do_sample": True, "top_k": 0}
     else:
         expected = model.generate(**inputs, **options)
-    more: dict[str, Any] = {
-        "chains": {
-            "drafter": Generous(),
-            "prediction": [edited(torch.tensor(row)) for row in said],
-        },
-        "trees": {"drafter": Forester(said)},
-    }.get(drafts, {"drafter": constant(model), "seed": 1})
+    of_models: dict[str, Any] = {"drafter": constant(model), "seed": 1}
+    more = of_models if "models" in drafts else drafting(drafts, said)
     output = hf.generate(model, **inputs, **options, **more)
     assert output.stats.accepted > 0
     if expected is not None:
@@ -197,7 +189,7 @@ class _Recorder(LogitsProcessor, StoppingCriteria):
         return scores
 
 
-@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 def test_what_is_not_known_is_called_as_in_plain_decoding(model: Any, drafts: str) -> None:
     """With all rows' texts, once for each length, in order; so it may remember its calls."""
     inputs = repetitive_batch(3)
@@ -212,19 +204,14 @@ def test_what_is_not_known_is_called_as_in_plain_decoding(model: Any, drafts: st
         }
 
     expected = model.generate(**inputs, **with_(plain))
-    said = expected[:, 30:].tolist()
-    prediction = [edited(torch.tensor(row)) for row in said]
-    more: dict[str, Any] = {"drafter": Generous(), "prediction": prediction}
-    if drafts == "trees":
-        more = {"drafter": Forester(said)}
-    output = hf.generate(model, **inputs, **with_(ours), **more)
+    output = hf.generate(model, **inputs, **with_(ours), **drafting(drafts, expected[:, 30:]))
     assert torch.equal(output.sequences, expected)
     assert ours.texts == plain.texts
     assert ours.judged == plain.judged
     assert output.stats.accepted > 0
 
 
-@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 def test_a_grammar_is_a_processor_of_ones_own(drafts: str) -> None:
     """xgrammar's matchers accept token after token, of each row its own."""
     xgrammar: Any = pytest.importorskip("xgrammar", reason="pip install xgrammar")
@@ -247,14 +234,10 @@ def test_a_grammar_is_a_processor_of_ones_own(drafts: str) -> None:
 
     inputs = repetitive_batch(2)
     expected = model.generate(**inputs, **options())
-    said = expected[:, 30:].tolist()
-    more: dict[str, Any] = {"drafter": Generous(), "prediction": said}
-    if drafts == "trees":
-        more = {"drafter": Forester(said)}
-    output = hf.generate(model, **inputs, **options(), **more)
+    output = hf.generate(model, **inputs, **options(), **drafting(drafts, expected[:, 30:]))
     assert torch.equal(output.sequences, expected)
     assert output.stats.accepted > 0
-    assert tokenizer.decode(said[0]).startswith(("Oslo", "Paris", "Prague"))
+    assert tokenizer.decode(expected[0, 30:]).startswith(("Oslo", "Paris", "Prague"))
 
 
 def test_guidance_runs_its_own_model_along_the_path(model: Any) -> None:

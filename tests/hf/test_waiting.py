@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.kernels import greedy, rejection, sampled
-from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch
+from hf_models import drafting, plain_tokens, repetitive_batch
 from waiting import as_on_a_device, counted_waits
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ class _Deaf(BaseStreamer):
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "-".join(value) or "greedy",
 )
-@pytest.mark.parametrize("drafts", ["chains", "trees", "logits"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees", "logits"])
 def test_a_step_waits_once(
     llama: Any,
     rows: int,
@@ -60,12 +60,11 @@ def test_a_step_waits_once(
     said = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)[:, PROMPT:]
     for operation in (greedy, sampled, rejection):
         monkeypatch.setattr(operation, "verify", as_on_a_device(operation.plain))
-    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
-    if drafts == "chains":
-        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
     if drafts == "logits":
         monkeypatch.setattr("fastdraft.hf.loop._CHEAP", math.inf)
-        more = {"drafter": Engine(DraftConfig(tree_budget=8))}
+        more: dict[str, Any] = {"drafter": Engine(DraftConfig(tree_budget=8))}
+    else:
+        more = drafting(drafts, said)
     common = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
     steps = each_step(counted_waits)
     output = hf.generate(llama, **inputs, **{**common, **options, **more})

@@ -372,6 +372,19 @@ def assert_same_tokens(
     return ties
 
 
+def drafting(drafts: str, said: torch.Tensor, *, every: int = 9) -> dict[str, Any]:
+    """Options of `hf.generate` for drafts of rows that will say `said`, as in `assert_decodes`."""
+    match drafts:
+        case "predicted":
+            prediction = [edited(line, every=every, row=row) for row, line in enumerate(said)]
+            return {"drafter": Generous(), "prediction": prediction}
+        case "trees":
+            return {"drafter": Forester(said.tolist(), seed=len(said))}
+        case "found":
+            return {"drafter": Generous()}
+    raise AssertionError(drafts)
+
+
 class Decoded(NamedTuple):
     """The result of `assert_decodes`."""
 
@@ -409,14 +422,9 @@ def assert_decodes(
     inputs = {name: options.pop(name) for name in tensors}
     expected = plain_tokens(plain or model, inputs, **options)
     said = expected[:, inputs["input_ids"].shape[1] if "input_ids" in inputs else 0 :]
-    more: dict[str, Any] = {"drafter": drafts}
-    if drafts == "trees":
-        more = {"drafter": Forester(said.tolist(), seed=len(said))}
-    elif drafts == "predicted":
-        prediction = [edited(line, every=every, row=row) for row, line in enumerate(said)]
-        more = {"drafter": Generous(), "prediction": prediction}
-    elif drafts == "found":
-        more = {"drafter": Generous()}
+    more = {"drafter": drafts}
+    if isinstance(drafts, str):
+        more = drafting(drafts, said, every=every)
     output = hf.generate(model, **inputs, **{"do_sample": False, **options, **more, **(ours or {})})
     if exact:
         assert torch.equal(output.sequences, expected)
