@@ -24,6 +24,9 @@ def test_nothing_said_is_the_default() -> None:
     assert request_options({}) == RequestOptions()
     other = {"temperature": 3, "fast": 1, "prediction": 5, 7: 8}
     assert request_options(other) == RequestOptions()
+    ids = ("prediction_token_ids", "fastdraft_template_ids", "fastdraft_corpus_token_ids")
+    for name in (*ids, "fastdraft_namespace", "fastdraft_corpus_id", "fastdraft_lookahead"):
+        assert request_options({name: None}) == RequestOptions()
 
 
 def test_all_options() -> None:
@@ -39,21 +42,6 @@ def test_all_options() -> None:
     assert all(each is not None and each.dtype == np.int32 for each in ids)
     assert (got.lookahead, got.remember, got.namespace, got.corpus_id) == (3, True, "näme", "c")
     Engine().add_request([1], prediction=got.corpus)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "prediction_token_ids",
-        "fastdraft_template_ids",
-        "fastdraft_namespace",
-        "fastdraft_corpus_id",
-        "fastdraft_corpus_token_ids",
-        "fastdraft_lookahead",
-    ],
-)
-def test_none_is_nothing_said(name: str) -> None:
-    assert request_options({name: None}) == RequestOptions()
 
 
 @pytest.mark.parametrize("value", [False, 0, np.False_.item()])
