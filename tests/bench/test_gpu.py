@@ -101,7 +101,7 @@ def test_bounds_add_up_to_the_time_that_is_lent():
     assert all(part.decides for part in gpu.PARTS if part.tool is None)
 
 
-@pytest.mark.parametrize("name", ["arrivals", "times", "graphs"])
+@pytest.mark.parametrize("name", ["arrivals", "times", "graphs", "host-path"])
 def test_a_part_is_rehearsed(tmp_path, monkeypatch, name):
     monkeypatch.setattr("os.cpu_count", lambda: 1)  # a worker takes longer to start than to test
     parts = [each for each in gpu.PARTS if each.name == name]
@@ -111,6 +111,11 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch, name):
     assert found["status"] == "passed"
     if name == "graphs":
         assert found["result"] == {"correct": True, "passed": 1, "failures": []}
+    elif name == "host-path":
+        transfers = found["result"]["transfers"]
+        assert not [row for row in transfers if "unavailable" in row]
+        # A CPU waits for nothing, so nothing was counted.
+        assert {row["waits_a_step"] for row in transfers} == {None}
     elif name == "arrivals":
         assert found["result"]["correct"] is True and found["result"]["replays"] > 0
         assert "What it decides" in page
@@ -231,13 +236,3 @@ def test_a_forced_model_says_what_the_records_say(way):
         assert row["tokens_per_step"] <= row["tokens"]
     row = gpu_generation.generate(way, model, requests[:1], **sizes)
     assert (row["forwards"] < 12) == (not way.startswith("plain"))
-
-
-def test_waits_of_a_step_are_rehearsed(tmp_path, monkeypatch):
-    parts = [each for each in gpu.PARTS if each.name == "host-path"]
-    status, report, _ = run(tmp_path, monkeypatch, parts)
-    assert status == 0
-    found = report["parts"]["host-path"]["result"]
-    assert not [row for row in found["transfers"] if "unavailable" in row]
-    # A CPU waits for nothing, so nothing was counted.
-    assert {row["waits_a_step"] for row in found["transfers"]} == {None}

@@ -496,14 +496,8 @@ def test_counts_are_reported(
     }
 
 
-def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert usage_of(InferenceServer()) == USAGE
-    monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
-    assert usage_of(InferenceServer()) == USAGE
-
-
 def test_counts_that_cannot_arrive_are_warned_of_once(
-    folder: Path, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where an engine runs on another machine: its ledger is in a folder there."""
     app = PredictionMiddleware(InferenceServer(Ledger(folder)))
@@ -515,6 +509,8 @@ def test_counts_that_cannot_arrive_are_warned_of_once(
     [record] = caplog.records
     assert "another machine" in record.getMessage()
     assert str(folder) in record.getMessage()
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
+    assert usage_of(InferenceServer()) == USAGE
 
 
 def test_usage_before_the_first_token_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
