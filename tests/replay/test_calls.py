@@ -943,6 +943,7 @@ NO_CALLS += [
     ({"prompt": "x"}, "no model call, such as f, line 1, which has prompt"),
     (logged("x", {}), "no answer, such as f, line 1"),
     (logged({"prompt": "x"}, {"choices": [{}]}), "no answer, such as f, line 1"),
+    (logged(ASKED, {"error": {"message": "slow down"}}), "no answer, such as f, line 1"),
     (logged({}, [1]), "no messages and no prompt"),
     (logged({}, TEXT), "a request holds no messages and no prompt"),
     ({"prompt": "x", "output": 5}, "must be text, messages or choices, got 5"),
