@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from hf_models import BOS, EOS, PAD, VOCABULARY
+from hf_models import BOS, EOS, PAD, VOCABULARY, drawn
 
 __all__ = ["FAMILIES", "MULTIMODAL", "multimodal_model", "random_model"]
 
@@ -68,17 +68,10 @@ def random_model(family: str, rng: random.Random) -> Any:
         parameters = make(config).num_parameters()
     if parameters > _LARGEST:
         raise ValueError(f"{parameters} parameters")
-    torch.manual_seed(rng.getrandbits(32))
-    model = make(config)
-    spread = rng.choice([0.7, 1.0, 1.5])
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                # Smaller ones say the same token over and over, whatever stands before it.
-                parameter.normal_(std=2.0 * spread * min(parameter.shape) ** -0.5)
+    model = drawn(make, config, seed=rng.getrandbits(32), spread=rng.choice([0.7, 1.0, 1.5]))
     if family == "xmod":
         model.set_default_language("en_XX")
-    return model.double().eval()
+    return model.double()
 
 
 def _config(family: str, rng: random.Random) -> Any:
@@ -199,13 +192,7 @@ def multimodal_model(family: str, rng: random.Random) -> Any:
         parameters = make(config).num_parameters()
     if parameters > 2 * _LARGEST:
         raise ValueError(f"{parameters} parameters")
-    torch.manual_seed(rng.getrandbits(32))
-    model = make(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=2.0 * min(parameter.shape) ** -0.5)
-    return model.double().eval()
+    return drawn(make, config, seed=rng.getrandbits(32)).double()
 
 
 def _names(kind: Any) -> set[str]:

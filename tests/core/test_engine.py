@@ -695,22 +695,6 @@ def test_columns_are_read_only_and_outlive_the_engine() -> None:
     assert [c.dtype for c in columns[:4]] == [np.int32, np.int32, np.float32, np.uint8]
 
 
-def test_drafts_cannot_be_made_by_hand() -> None:
-    from fastdraft import Draft
-
-    with pytest.raises(TypeError, match="cannot create"):
-        Draft()
-
-
-def test_an_engine_without_init_is_no_engine() -> None:
-    class Careless(Engine):
-        def __init__(self) -> None:
-            pass
-
-    with pytest.raises(TypeError, match="__init__"):
-        Careless().propose(0)
-
-
 @pytest.mark.parametrize("tree_budget", [None, 8])
 def test_nothing_from_the_vocabulary_on_is_drafted(tree_budget: int | None) -> None:
     store = Datastore(max_bytes=1 << 20)

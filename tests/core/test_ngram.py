@@ -1,12 +1,8 @@
-"""The n-gram autocomplete, held against its oracle and against its paper's Algorithm 1."""
+"""The n-gram autocomplete, held against its oracle and its paper's example."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,61 +65,3 @@ def test_the_papers_example() -> None:
     engine.observe(request, [words.index(word) for word in suggested[:-1]] + [998])
     stats = engine.finish(request)
     assert (stats.drafted, stats.accepted) == (7, 6)
-
-
-def toy_target(vocabulary: int) -> Callable[[list[int]], Any]:
-    """Logits of the next token, of shape (vocabulary,), by a text's last two tokens."""
-    import torch
-
-    table = torch.randn(
-        (vocabulary, vocabulary, vocabulary), generator=torch.Generator().manual_seed(5)
-    )
-    return lambda text: 2.5 * table[text[-2], text[-1]]
-
-
-def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
-    torch = pytest.importorskip("torch")
-    from fastdraft.verification import verify_sampled
-
-    vocabulary, length = 6, 60
-    target = toy_target(vocabulary)
-    prompt = np.random.default_rng(3).integers(0, vocabulary, 80).tolist()
-    config = DraftConfig.ngram(3, 0.2)
-    model = NgramModel(prompt, 3)
-
-    def verify(text: list[int], draft: list[int], seed: int) -> list[int]:
-        rows = [target(text + draft[:i]) for i in range(len(draft) + 1)]
-        return verify_sampled(
-            torch.stack(rows),
-            torch.tensor(draft, dtype=torch.int32),
-            torch.tensor([0, len(draft)]),
-            seeds=torch.tensor([seed]),
-            positions=torch.tensor([len(text)]),
-        ).tolist()[0]
-
-    def algorithm_1(seed: int) -> list[int]:
-        """The paper's listing, with the exit from its inner loop that its text describes."""
-        generated = list(prompt)
-        while len(generated) < len(prompt) + length:
-            suggested = [token for token, _ in model.suggest(generated, 0.2, 16)]
-            for token in suggested or [None]:
-                sampled = verify(generated, [], seed)[0]
-                generated.append(sampled)
-                if sampled != token:
-                    break
-        return generated[: len(prompt) + length]
-
-    accepted = 0
-    for seed in range(6):
-        engine = Engine(config)
-        request = engine.add_request(prompt)
-        text = list(prompt)
-        while len(text) < len(prompt) + length:
-            emitted = verify(text, engine.propose(request).tolist(), seed)
-            engine.observe(request, emitted)
-            text += emitted
-        assert text[: len(prompt) + length] == algorithm_1(seed)
-        stats = engine.finish(request)
-        assert stats.steps < stats.emitted
-        accepted += stats.accepted
-    assert accepted > 50

@@ -37,18 +37,6 @@ def test_drawn_tokens_are_drafted_as_they_are(tree_budget: int | None, cost: Any
     assert engine.propose(requests[0], offers=alone, cost=cost).tolist() == [50, 51]
 
 
-def test_an_offer_fills_what_the_engine_does_not_know() -> None:
-    engine = Engine(DraftConfig(token_cost=0.02))
-    request = engine.add_request([1, 2, 3])
-    assert len(engine.propose(request)) == 0
-    draft = engine.propose(request, offers=Offers("eagle", [7, 8], confidences=[0.95, 0.9]))
-    assert draft.tolist() == [7, 8]
-    assert draft.parents.tolist() == [-1, 0]
-    assert draft.sources.tolist() == [Source.OFFER, Source.OFFER]
-    assert "sources=offer" in repr(draft)
-    assert engine.offer_kinds == ("eagle",)
-
-
 def test_what_an_offer_is_worth_is_learned_beside_the_engines_evidence() -> None:
     """Offers that are right where copies fail, and wrong where copies are right."""
     engine = Engine(DraftConfig(token_cost=0.02))

@@ -96,17 +96,6 @@ def test_as_the_models_method_it_is_the_method() -> None:
     assert isinstance(hf.generate(model, ids, config, **options), hf.SpeculativeOutput)
 
 
-def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
-    inputs = repetitive_batch(3)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    expected = plain_tokens(model, inputs, max_new_tokens=NEW)
-    options["custom_generate"] = hf.speculate()
-    assert torch.equal(model.generate(**inputs, **options), expected)
-    output = model.generate(**inputs, **options, return_dict_in_generate=True)
-    assert torch.equal(output.sequences, expected)
-    assert isinstance(output.stats, DraftStats)
-
-
 def _healing_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """Tokens of one letter, which those of two letters extend."""
     letters = "abcdefghij"

@@ -15,6 +15,8 @@ from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
 from hf_models import (
+    SIZES,
+    TOKENS,
     VOCABULARY,
     Forester,
     assert_decodes,
@@ -27,18 +29,6 @@ from watches import counted_forwards
 pytestmark = pytest.mark.slow
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
-_ENCODER: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "tie_word_embeddings": False,
-}
 ENCODERS = {
     "bert": transformers.BertLMHeadModel,
     "roberta": transformers.RobertaForCausalLM,
@@ -50,7 +40,7 @@ ENCODERS = {
 
 def _encoder(family: str, *, is_decoder: bool) -> Any:
     kind = ENCODERS[family]
-    sizes = {**_ENCODER, "is_decoder": is_decoder}
+    sizes = SIZES | TOKENS | {"tie_word_embeddings": False, "is_decoder": is_decoder}
     if family == "rembert":
         sizes |= {"input_embedding_size": 16, "output_embedding_size": 32}
     return drawn(kind, kind.config_class(**sizes)).double()
@@ -72,20 +62,7 @@ def test_encoders_that_are_decoders_decode(family: str) -> None:
 
 
 def _moshi() -> Any:
-    config = transformers.MoshiConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        ffn_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        sliding_window=40,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    config = transformers.MoshiConfig(**SIZES, **TOKENS, ffn_dim=64, sliding_window=40)
     return drawn(transformers.MoshiForCausalLM, config).double()
 
 
@@ -217,17 +194,8 @@ def test_inputs_that_a_model_needs_behind_the_prompt_are_refused(rows: int) -> N
 
 def test_text_without_pictures_decodes_with_cross_attention_left_out() -> None:
     config = MllamaTextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **SIZES | TOKENS | {"num_hidden_layers": 3},
         cross_attention_layers=[1],
-        max_position_embeddings=256,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
         tie_word_embeddings=False,
     )
     model = drawn(transformers.MllamaForCausalLM, config).double()

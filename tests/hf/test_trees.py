@@ -160,18 +160,6 @@ def _batch(parents: list[list[int]], probabilities: list[float]) -> TreeBatch:
     )
 
 
-def test_a_batch_knows_whether_its_drafts_are_chains() -> None:
-    for parents, chains in (
-        ([[]], True),
-        ([[-1, 0, 1], [], [-1, 0]], True),
-        ([[-1, 0, 0], [], [-1, 0]], False),
-        ([[-1, 0, 1], [-1, -1]], False),
-        ([[-1, 0, 1], [2, 3]], False),
-    ):
-        batch = _batch(parents, [0.5] * sum(map(len, parents)))
-        assert StepDrafts.of(batch).are_chains is chains
-
-
 def test_the_best_chain_goes_on_with_the_most_probable_child() -> None:
     # The second of two children, and the first of its own; then nothing; then a chain as it is.
     batch = _batch([[-1, -1, 1, 1, 0], [], [-1, 0]], [0.5, 0.9, 0.8, 0.4, 0.5, 0.2, 0.1])
@@ -180,13 +168,6 @@ def test_the_best_chain_goes_on_with_the_most_probable_child() -> None:
     assert chains.offsets.tolist() == [0, 2, 2, 4]
     assert chains.are_chains
     assert chains.token_ids.dtype == chains.offsets.dtype == np.int32
-
-
-def test_padding_of_a_tree_sees_itself_alone() -> None:
-    sees = StepDrafts.of(_batch([[-1, -1, 1], [-1]], [0.5] * 4)).sees(5)
-    assert (sees.sum(-1) - 1).tolist() == [[0, 1, 1, 2, 0], [0, 1, 0, 0, 0]]
-    assert sees[0, 3].tolist() == [True, False, True, True, False]
-    assert sees[1, 3].tolist() == [False, False, False, True, False]
 
 
 class _Flat(StepLatency):

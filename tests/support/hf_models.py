@@ -96,18 +96,18 @@ def tiny_model(family: str, *, attention: str | None = None, **changes: Any) -> 
     return drawn(transformers.AutoModelForCausalLM.from_config, config)
 
 
-def drawn(make: Callable[[Any], Any], config: Any) -> Any:
+def drawn(make: Callable[[Any], Any], config: Any, *, seed: int = 11, spread: float = 1.0) -> Any:
     """The model of a configuration, drawn so that attention and positions decide what it says.
 
     Weights as small as those that `make` gives a fresh model say the same token over and over,
     whatever stands before it.
     """
-    torch.manual_seed(11)
+    torch.manual_seed(seed)
     model = make(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(std=2.0 * min(parameter.shape) ** -0.5)
+                parameter.normal_(std=2.0 * spread * min(parameter.shape) ** -0.5)
     return model.eval()
 
 

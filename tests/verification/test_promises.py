@@ -83,20 +83,6 @@ def test_more_rows_than_a_slab(operation, tree, monkeypatch):
 
 
 @of_every_shape
-def test_drafts_are_padded(operation, tree):
-    case = made(operation, tree)
-    narrow = case.verify(max_draft=None)
-    wide = case.verify(max_draft=40, draft_ids=case.batch.draft_ids.int())
-    assert isinstance(wide, Verified)
-    assert narrow.token_ids.shape == (len(LENGTHS), max(LENGTHS) + 1)
-    assert wide.token_ids.shape == (len(LENGTHS), 41)
-    assert wide.path.shape == (len(LENGTHS), 40)
-    assert wide.tolist() == narrow.tolist()
-    assert (wide.token_ids[:, max(LENGTHS) + 1 :] == -1).all()
-    assert (wide.path[:, max(LENGTHS) :] == -1).all()
-
-
-@of_every_shape
 def test_operands_are_left_alone(operation, tree):
     case = made(operation, tree)
     tensors = [case.batch.logits, *case.more[1:]]

@@ -80,52 +80,6 @@ def test_every_token_has_the_targets_distribution(options, chunk, drafted, monke
             assert stats.binomtest(tried, n, kept[j]).pvalue > SIGNIFICANT
 
 
-@pytest.mark.parametrize(
-    ("drafted", "target", "shape"),
-    [(2, {}, {}), (4, {"temperature": 0.7, "top_p": 0.85}, {"temperature": 1.5, "top_k": 3})],
-    ids=["plain", "shaped"],
-)
-def test_decoding_by_drafts_has_the_distribution_of_plain_decoding(drafted, target, shape):
-    # Two Markov chains over 4 tokens; a text of 4 tokens grows as a serving loop would have it, by
-    # steps that keep their seed, so a position may be drafted in several of them, each time anew.
-    vocabulary, length = 4, 4
-    transitions, guesses = rows(vocabulary, vocabulary), rows(vocabulary, vocabulary, seed=18)
-    seeds = torch.arange(N)
-    text = torch.zeros(N, length + drafted + 2, dtype=torch.int64)
-    at = torch.zeros(N, dtype=torch.int64)  # the text's last token, the first of all being token 0
-    while bool((at < length).any()):
-        going = (at < length).nonzero()[:, 0]
-        last = text[going, at[going]]
-        ids, shaped = [last], []
-        for i in range(drafted):
-            token, logits = drawn(
-                guesses[ids[-1]], seeds=seeds[going], positions=64 * at[going] + i, **shape
-            )
-            ids.append(token.long())
-            shaped.append(logits)
-        verified = verify_rejection(
-            transitions[torch.stack(ids, 1)].flatten(0, 1),
-            torch.stack(ids[1:], 1).flatten(),
-            torch.arange(len(going) + 1) * drafted,
-            draft_logits=torch.stack(shaped, 1).flatten(0, 1),
-            seeds=seeds[going],
-            positions=at[going] + 1,
-            **target,
-        )
-        columns = at[going, None] + 1 + torch.arange(drafted + 1)
-        text[going[:, None], columns] = verified.token_ids.long()
-        at[going] += verified.lengths
-    counts = np.zeros([vocabulary] * length)
-    np.add.at(counts, tuple(text[:, 1 : length + 1].T.numpy()), 1)
-
-    step = [exact(row, **target) for row in transitions]
-    distribution = np.zeros_like(counts)
-    for tokens in itertools.product(range(vocabulary), repeat=length):
-        distribution[tokens] = np.prod([step[a][b] for a, b in itertools.pairwise((0, *tokens))])
-    assert distribution.sum() == pytest.approx(1)
-    check_counts(counts, distribution)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_the_rule_gives_the_targets_joint_distribution_and_never_fewer_tokens(seed):
     # All drafts counted: the law of a text of `drafted` + 1 tokens that a verification begins and
