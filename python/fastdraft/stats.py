@@ -86,12 +86,6 @@ class AssistantStats:
         return sum(self.accepted) / judged if judged else 0.0
 
     @property
-    def alphas(self) -> tuple[float, ...]:
-        """The same by the position in the draft."""
-        accepted = (*self.accepted, *[0] * (len(self.judged) - len(self.accepted)))
-        return tuple(a / j for a, j in zip(accepted, self.judged, strict=True))
-
-    @property
     def gamma(self) -> float:
         """Tokens a draft; 0.0 before the first."""
         return self.drafted / self.drafts if self.drafts else 0.0

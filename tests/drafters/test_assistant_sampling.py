@@ -83,7 +83,6 @@ def test_samples_have_the_targets_distribution(
 
 def _drafters(model: Any, small: Any) -> dict[str, Any]:
     return {
-        "unsure": constant(small, 6, confidence_threshold=0.15),
         "adaptive": AssistantModel(small, lookup=None),
         "with lookups": constant(small, 3, lookup=DraftConfig()),
         "with trees": constant(small, 3, lookup=DraftConfig(tree_budget=8)),
@@ -117,7 +116,7 @@ def _let_everything_pay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["unsure", "adaptive", "with lookups", "with trees", "staged thrice", "staged on lookups"],
+    ["adaptive", "with lookups", "with trees", "staged thrice", "staged on lookups"],
 )
 def test_no_way_of_drafting_bends_the_distribution(
     model: Any, small: Any, name: str, monkeypatch: pytest.MonkeyPatch

@@ -71,8 +71,6 @@ class AssistantModel(_Shared):
             "heuristic": two more where all were accepted, else one less. "constant": `num_tokens`.
         num_tokens: Of "constant" the number, by default 5; of "heuristic" the first, by default 5;
             of "adaptive" the most, by default 16.
-        confidence_threshold: From 0 to 1. A draft ends before the first token for which the
-            model's largest probability is below it.
         tokenizer: The model's tokenizer. Compared with the target's where `hf.generate` is given
             that one as `tokenizer`; needed where the vocabularies differ in size.
         lookup: An engine beside the model, or the configuration of a new one: it decides when the
@@ -82,7 +80,7 @@ class AssistantModel(_Shared):
     Attributes:
         schedule: Decides how many tokens the model drafts, and keeps what that has learned.
         lookup: The engine, or None.
-        model, confidence_threshold, tokenizer: As passed.
+        model, tokenizer: As passed.
 
     Raises:
         InvalidValueError: An argument is out of its range, or the model does not generate.
@@ -94,7 +92,6 @@ class AssistantModel(_Shared):
         *,
         schedule: Literal["adaptive", "heuristic", "constant"] = "adaptive",
         num_tokens: int | None = None,
-        confidence_threshold: float = 0.0,
         tokenizer: Any = None,
         lookup: DraftConfig | Engine | None = DraftConfig(),  # noqa: B008
     ) -> None:
@@ -109,18 +106,12 @@ class AssistantModel(_Shared):
             raise InvalidValueError(
                 f"num_tokens must be an integer from 1 to {_LONGEST}, got {num_tokens!r}"
             )
-        threshold = confidence_threshold
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
-            raise InvalidValueError(f"confidence_threshold must be a number, got {threshold!r}")
-        if not 0 <= threshold <= 1:
-            raise InvalidValueError(f"confidence_threshold must be from 0 to 1, got {threshold!r}")
         if lookup is not None and not isinstance(lookup, (DraftConfig, Engine)):
             raise InvalidValueError(
                 f"lookup must be a DraftConfig, an Engine or None, got {lookup!r}"
             )
         self.model = model
         self.schedule: Schedule = kind(number)
-        self.confidence_threshold = float(threshold)
         self.tokenizer = tokenizer
         self.lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
         if self.lookup is not None:

@@ -13,6 +13,7 @@ tokens it accepts depends on those that it rejects.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Final
@@ -323,8 +324,8 @@ class Stage:
     ) -> int:
         """One forward: the lower stage drafts, the model verifies that and emits one more token.
 
-        Appends to `drafts`, and sets `wanted` to the draft's length where the model is not sure
-        enough to go on. Returns the most tokens that a row had to catch up with.
+        Appends to `drafts`, and sets `wanted` to the draft's length where the model cannot go
+        on. Returns the most tokens that a row had to catch up with.
         """
         tails = {request: pending[request] + drafts[request].token_ids for request in active}
         lower = self._lower_drafts(active, tails, drafts, wanted)
@@ -336,11 +337,11 @@ class Stage:
         estimator = self._schedule.estimator
         for request, first, tokens in zip(active, below.first_lines, emitted, strict=True):
             draft = drafts[request]
-            # True if it is too unsure to go on, or has drafted a token that it cannot be given.
+            # True if it has drafted a token that it cannot be given.
             stops = not tokens
             for line, token in enumerate(tokens[: wanted[request] - len(draft.token_ids)], first):
                 # A confidence of NaN leaves nothing to draw from.
-                if stops or not confidences[line] >= self.assistant.confidence_threshold:
+                if stops or math.isnan(confidences[line]):
                     stops = True
                     break
                 draft.token_ids.append(token)
