@@ -334,14 +334,6 @@ def test_wrong_arguments_are_refused() -> None:
 # --- The limit of one store ---
 
 
-def test_the_latest_text_stays_whatever_the_limit() -> None:
-    store = Datastore(max_bytes=1 << 20)
-    store.add(range(20_000))
-    least = store.limit(0)
-    assert store.bytes == least == store.max_bytes
-    assert text_of(store) == list(range(20_000 - len(store), 20_000)) and 0 < len(store) <= 1364
-
-
 def test_limits_that_are_refused(tmp_path: object) -> None:
     store = Datastore(max_bytes=1 << 20)
     with pytest.raises(InvalidValueError, match="max_bytes must be at least 0, got -1"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -90,36 +88,6 @@ assert Ledger.from_environment() is None
 def test_engine_goes_on_where_there_is_no_room(folder: Path) -> None:
     run_python(NO_ROOM)
     assert LedgerReader(folder).totals() == {}
-
-
-KILLED = """
-import os
-from fastdraft.serving.ledger import FOLDER_VARIABLE, share_folder
-share_folder()
-print(os.environ[FOLDER_VARIABLE], flush=True)
-input()
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_folder_of_a_killed_server_goes_with_the_next() -> None:
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    folders = [Path(server.stdout.readline().strip()) for server in servers]
-    servers[0].communicate("\n")
-    assert [folder.exists() for folder in folders] == [True, True]
-    run_python(SERVER, "")
-    assert [folder.exists() for folder in folders] == [False, True]
-    servers[1].communicate("\n")
-    run_python(SERVER, "")
-    assert [folder.exists() for folder in folders] == [False, False]
 
 
 SERVER = """

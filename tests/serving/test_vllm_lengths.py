@@ -102,18 +102,6 @@ def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int, alw
     assert rows == 1 or lengths[-1] == always
 
 
-def test_longer_drafts_are_named_for_fewer_rows() -> None:
-    assert draft_schedule(8, 256) == [
-        (1, 31, 8),
-        (32, 63, 4),
-        (64, 127, 2),
-        (128, 255, 1),
-        (256, 256, 0),
-    ]
-    assert draft_schedule(8, 3) == [(1, 1, 8), (2, 2, 4), (3, 3, 0)]
-    assert draft_schedule(8, 1) == [(1, 1, 8)]
-
-
 def vllm_config(
     *,
     v2: bool = True,
