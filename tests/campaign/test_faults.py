@@ -1,4 +1,4 @@
-"""Hosts, models, processors and drafters that fail at every one of their calls."""
+"""A host whose engine fails at each of its calls."""
 
 from __future__ import annotations
 

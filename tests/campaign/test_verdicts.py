@@ -98,7 +98,7 @@ def _verdict(family: str, model: Any, inputs: dict[str, Any], plain: Any) -> str
 
 
 def _problem(model: Any, inputs: dict[str, Any], plain: Any, answer: Answer) -> str | None:
-    """The difference, where there is one, of what the model says when decoded by this answer."""
+    """How the model's logits differ when it is decoded by this answer; None if they do not."""
     columns = inputs["input_ids"].shape[1]
     truths = plain.sequences[:, columns:]
     ours = drafting("trees" if answer.trees else "predicted", truths)

@@ -32,8 +32,7 @@ from hf_models import (
     tiny_model,
 )
 from recurrent_models import FAMILIES, WRONG, recurrent_model
-from tiny_tokenizer import tiny_tokenizer
-from watches import Recorder, counted_forwards
+from watches import counted_forwards
 
 pytestmark = pytest.mark.slow
 
@@ -152,21 +151,6 @@ def test_recurrent_rows_that_end_leave(qwen: Any, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_processors_over_recurrent_layers(qwen: Any, rows: int, options: dict[str, Any]) -> None:
     _decoded(qwen, repetitive_batch(rows), every=5, **options)
-
-
-def test_stop_strings_and_a_streamer(qwen: Any) -> None:
-    tokenizer, inputs = tiny_tokenizer(), repetitive_batch(1)
-    said = plain_tokens(qwen, inputs, **OPTIONS)[0, PROMPT:]
-    stop = tokenizer.decode(said[20:22])
-    options = {**OPTIONS, "do_sample": False, "stop_strings": [stop], "tokenizer": tokenizer}
-    expected = qwen.generate(**inputs, **options)
-    streamer = Recorder()
-    prediction = edited(said, every=7)
-    output = hf.generate(
-        qwen, **inputs, **options, drafter=Generous(), prediction=prediction, streamer=streamer
-    )
-    assert torch.equal(output.sequences, expected)
-    assert [token for (token,) in streamer.calls[1:-1]] == expected[0, PROMPT:].tolist()
 
 
 @pytest.mark.parametrize("rows", [1, 3])

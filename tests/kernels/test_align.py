@@ -180,7 +180,7 @@ NODES = [(1, -1, 0.8), (2, 0, 0.4), (3, -1, 0.2), (2, 1, 0.2), (4, 0, 0.1), (0, 
         (tree([3, 3, 4], 2, NODES), [(2, 0.125), (2, 0.5), (0, 0.25)]),
         # It left the tree before its last token.
         (tree([3, 3, 4, 2], 2, NODES), []),
-        # It reached a leaf; the first child beside it has children.
+        # It reached a leaf, whose first sibling has children.
         (tree([3, 4, 1, 4], 2, NODES), [(2, 0.125), (0, 0.25)]),
         # It grew by more than the reach.
         (tree([3, 1, 2, 2, 0, 4, 0, 1], 1, NODES), []),

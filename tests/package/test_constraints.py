@@ -117,15 +117,6 @@ def test_this_environment_has_the_versions_named() -> None:
     assert set(others) <= {"fastdraft", "pip", "setuptools"}, "run `make setup`"
 
 
-def test_builds_for_gpus_are_not_installed_beside_pytorch_for_cpus() -> None:
-    if importlib.metadata.version("torch").endswith("+cpu"):
-        names = {
-            found.metadata["Name"]
-            for found in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
-        }
-        assert not [name for name in names if name.startswith(("nvidia", "cuda"))]
-
-
 def closure(requirements: Iterable[str]) -> set[str]:
     """The packages that the requirements bring, here."""
     found: set[str] = set()
