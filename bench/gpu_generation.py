@@ -265,10 +265,9 @@ def measure(
     once: Callable[[list[Request]], Row],
     groups: Sequence[tuple[str, list[Request]]],
     *,
-    repeats: int,
     warm_up_all: bool,
 ) -> Iterator[Row]:
-    """The fastest of the repeats, of each group. What is compiled first is not in the times."""
+    """A generation of each group. What is compiled first is not in the times."""
     try:
         begin = time.perf_counter()
         once(groups[0][1])
@@ -276,9 +275,7 @@ def measure(
         for family, group in groups:
             if warm_up_all and family != groups[0][0]:
                 once(group)
-            runs = [once(group) for _ in range(repeats)]
-            best = min(runs, key=lambda run: float(run["seconds"]))
-            yield {"family": family, **best, "equal": all(run["equal"] for run in runs), **warm}
+            yield {"family": family, **once(group), **warm}
     except Exception as reason:
         # A way that refuses, or breaks, leaves the others to run.
         yield {"unavailable": told(reason)}
@@ -374,7 +371,7 @@ def generations(options: argparse.Namespace, device: torch.device) -> Row:
         # A static cache has room for the longest request and the widest draft.
         columns = -(-(said.shape[1] + 32) // 64) * 64
         plain: dict[tuple[int, str], float] = {}
-        for size, way in itertools.product(options.batches, options.ways):
+        for size, way in itertools.product(options.batches, WAYS):
             if way == "prompt lookup" and size > 1:
                 continue  # transformers has it for one row alone
             case = {"model": shape, "batch": size, "way": way}
@@ -387,7 +384,7 @@ def generations(options: argparse.Namespace, device: torch.device) -> Row:
             torch._dynamo.reset()
 
             once = partial(generate, way, model, end=end, new_tokens=new_tokens, columns=columns)
-            for row in measure(once, groups, repeats=options.repeats, warm_up_all="static" in way):
+            for row in measure(once, groups, warm_up_all="static" in way):
                 key, speed = (size, row.get("family", "")), row.get("tokens_per_second", 0.0)
                 if way.startswith("plain"):
                     plain[key] = max(plain.get(key, 0.0), speed)
@@ -411,9 +408,7 @@ def main() -> None:
     add("--models", nargs="+", choices=SHAPES, default=["8B", "0.5B", "1.5B"])
     add("--batches", nargs="+", type=int, default=[1, 16, 4])
     add("--context", type=int, default=0, help="least tokens of a prompt: random ones fill it up")
-    add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     add("--max-new-tokens", type=int, default=128)
-    add("--repeats", type=int, default=1)
     add("--seconds", type=float, default=600, help="start nothing after so long")
     add("--host-path", action="store_true", help="where a step synchronises")
     add("--rehearsal", action="store_true", help="a tiny model on the CPU")

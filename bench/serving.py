@@ -11,8 +11,7 @@ without memory, and what else the machine does meets all methods alike. All meth
 requests; each run has others, greedy ones. Workloads are
 
 - recorded: requests of all families in turn, none twice, without those of sessions;
-- agents: requests of sessions, and then the same a second time;
-- spec_bench: vLLM's reading of the file that `--spec-bench` names.
+- agents: requests of sessions, and then the same a second time.
 """
 
 from __future__ import annotations
@@ -333,9 +332,6 @@ class _Sets:
         """vLLM's options for the data set of one measurement."""
         options = self._options
         count = max(2 * at_once, options.least_requests)
-        if workload == "spec_bench":
-            kind = ["--dataset-name", workload, "--dataset-path", options.spec_bench]
-            return [*kind, "--seed", 1000 * run + at_once, "--num-prompts", count]
         twice = 2 if workload == "agents" else 1
         texts = self.take(workload, count // twice) * twice
         return self.written(f"{workload}-{run}-{at_once}", texts)
@@ -354,9 +350,8 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     add("--data", type=Path, help="recorded requests, *.jsonl (the sample: for a rehearsal)")
     add("--methods", nargs="+", help="by default all that run here")
     add("--head", type=json.loads, help="vLLM's configuration of a draft head, alone and beside us")
-    workloads = ["recorded", "agents", "spec_bench"]
-    add("--workloads", nargs="+", choices=workloads, default=workloads[:2])
-    add("--spec-bench", type=Path, help="Spec-Bench's question.jsonl")
+    workloads = ["recorded", "agents"]
+    add("--workloads", nargs="+", choices=workloads, default=workloads)
     add("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256], help="requests at once")
     add("--runs", type=int, default=3, help="of each method, in turn")
     add("--new-tokens", type=int, default=256, help="of each answer, at most")
