@@ -133,7 +133,7 @@ class CalibratedDrafter:
         for token, parent, probability, source in rows:
             chosen = self.waiting()[parent, token]
             if drawn is None:
-                best = self.likeliest()
+                best = self.most_probable()
                 assert self.order(chosen) >= self.order(best) - self.tie, (chosen, best)
                 assert chosen.probability >= least - self.tie, (chosen, least)
             assert abs(chosen.probability - probability) < self.tie, (chosen, probability)
@@ -146,13 +146,13 @@ class CalibratedDrafter:
             return
         if self.waiting():
             assert least > 0, self.waiting()
-            assert self.likeliest().probability < least + self.tie, least
+            assert self.most_probable().probability < least + self.tie, least
 
     def order(self, candidate: Candidate) -> float:
         """By what the next token is chosen: corrections may change the order of a chain's."""
         return candidate.probability if self.tree else candidate.path
 
-    def likeliest(self) -> Candidate:
+    def most_probable(self) -> Candidate:
         """The token that is drafted next, of those that wait; of equals the first."""
         return max(self.waiting().values(), key=self.order)
 
@@ -225,7 +225,7 @@ class CalibratedDrafter:
         """
         nodes = self.nodes[1:]
         if not self.tree and not self.drawn and self.waiting():
-            nodes.append(Node(len(nodes) - 1, len(nodes) + 1, self.likeliest()))
+            nodes.append(Node(len(nodes) - 1, len(nodes) + 1, self.most_probable()))
         for node in nodes:
             path = self.tokens_to(node)
             if path[: len(emitted)] != list(emitted[: len(path)]):

@@ -51,7 +51,7 @@ def find_candidates(
     known: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> list[Candidate]:
     """Every token that a match, the copy or the prediction expects `depth` tokens on, and the
-    likeliest by a table of n-grams.
+    most probable by a table of n-grams.
 
     `known`: what the table has behind the last token, the last two, ..., as tokens and half bits;
     None without a table.
@@ -81,8 +81,8 @@ def find_candidates(
     )
     matched = set(agreeing)
     if known is not None and asked:
-        likeliest = dict.fromkeys(token for behind in reversed(known) for token, _ in behind)
-        for token in [*likeliest][: 6 if tree else 2]:
+        by_table = dict.fromkeys(token for behind in reversed(known) for token, _ in behind)
+        for token in [*by_table][: 6 if tree else 2]:
             agreeing.setdefault(token, [])
     lengths = {token: (longest(token, False), longest(token, True)) for token in agreeing}
     own = [match for match in matches if not match.stored]

@@ -54,7 +54,7 @@ def round_away(value: float) -> int:
 def guess(
     table: dict[Context, list[tuple[int, int]]], text: Sequence[int], most: int
 ) -> list[tuple[int, int, int]]:
-    """The likeliest tokens: token, order and half bits."""
+    """The most probable tokens: token, order and half bits."""
     found: dict[int, tuple[int, int, int]] = {}
     for order in range(min(ORDERS, len(text)), 0, -1):
         for token, half_bits in table.get(tuple(text[len(text) - order :]), []):

@@ -204,7 +204,7 @@ def reject(
 
 
 def likeliest(row: Row, heat: float, count: int) -> list[tuple[int, float]]:
-    """The likeliest tokens of a row, and how likely they are."""
+    """The most probable tokens of a row, with their probabilities."""
     nothing = [(-1, 0.0)] * count
     if has_nan(row) or max(row) == -INF:
         return nothing
