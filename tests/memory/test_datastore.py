@@ -29,7 +29,7 @@ ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
 KEPT_LIVE, KEPT_FROZEN = 31, 64  # occurrences of each n-gram
 CONTEXT, STEP = 2 * LONGEST, LONGEST
 MARK = -1
-BLOCK = 4 * 1024 + 80  # what a store grows by
+BLOCK = 4 * 1024 + 80  # the bytes by which a store grows
 
 
 class Log:

@@ -313,7 +313,7 @@ def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
 def test_vllms_log_is_read() -> None:
     found, reader, _ = read(*VLLM.splitlines())
     assert found == [('it\'s\n"1"', "hello"), ([1, 2], [3]), ("it's", "hello")]
-    assert reasons(reader) == {"not JSON": 1}  # what the server logs before its first request
+    assert reasons(reader) == {"not JSON": 1}  # the server's line before its first request
 
 
 def test_sglangs_log_is_read() -> None:

@@ -261,7 +261,7 @@ def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             nothing: Any = SimpleNamespace()
             assert scheduler.update_from_output(nothing, nothing) == "outputs"
-    assert len(caplog.records) == 2  # of three
+    assert len(caplog.records) == 2  # not the third
     assert scheduler.dynamic_sd_lookup[4] in (0, 6)
 
 

@@ -36,7 +36,7 @@ def keep(probabilities: np.ndarray, seconds: np.ndarray, rate: float) -> np.ndar
     order = np.argsort(-probabilities, axis=None, kind="stable")
     gain = np.concatenate([[0.0], np.cumsum(probabilities.ravel()[order])])
     value = gain - PREMIUM * rate * seconds[rows - 1 : rows + probabilities.size]
-    count = len(value) - 1 - int(np.argmax(value[::-1]))  # of equals the most tokens
+    count = len(value) - 1 - int(np.argmax(value[::-1]))  # the most tokens of equals
     kept: np.ndarray = np.bincount(order[:count] // LOOKAHEAD, minlength=rows)
     return kept
 

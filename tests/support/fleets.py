@@ -80,7 +80,7 @@ def holds(content: bytes, tokens: list[int]) -> bool:
         a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in itertools.pairwise(tokens)
     ]
     parts = [content]
-    begin = content.find(b"\x78\x01")  # of text that zlib wrote
+    begin = content.find(b"\x78\x01")  # as text that zlib wrote begins
     while begin >= 0:
         with contextlib.suppress(zlib.error):
             parts.append(zlib.decompressobj().decompress(content[begin:]))

@@ -414,7 +414,7 @@ def assert_decodes(
         plain: The model that says what is expected, if it is another one.
         ours: Options of `hf.generate` alone.
         every: Of a prediction's wrong tokens.
-        exact: Whether a near-tie of logits is no excuse.
+        exact: True if a near-tie of logits is no excuse.
         options: Those of both.
     """
     options = {**inputs, **options}

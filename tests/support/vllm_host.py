@@ -88,8 +88,8 @@ def config(
     runner_type: str = "generate",
     **settings: Any,
 ) -> Any:
-    """rows: The most requests that run at once; length: the longest text; adaptive: whether vLLM
-    allows for adaptive verification; chooses_lengths: whether fastdraft does, as by default where
+    """rows: The most requests that run at once; length: the longest text; adaptive: vLLM
+    allows for adaptive verification; chooses_lengths: fastdraft does, as by default where
     the user names none; settings: fastdraft's."""
     if chooses_lengths is None:
         chooses_lengths = by_batch_size is None

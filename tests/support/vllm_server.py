@@ -80,7 +80,7 @@ def serving(
     variables: Of its environment.
     ledger: The folder of its ledgers; None for one of its own.
     frontend: The program of vLLM's frontend in Rust; None for the one in Python.
-    log_texts: Whether the log has prompts and answers.
+    log_texts: True if the log has prompts and answers.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ from oracles.token_weights import TokenWeights
 class Sample:
     """Which outcomes are learned: all that surprise, and one of four expected ones, for four."""
 
-    EXPECTED = 2.005  # of the log-odds of what was observed
+    EXPECTED = 2.005  # log-odds from which an outcome is expected
 
     def __init__(self) -> None:
         self.random, self.left = 0, 4

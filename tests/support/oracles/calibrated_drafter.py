@@ -56,7 +56,7 @@ class CalibratedDrafter:
         self.prediction = Prediction(prediction) if prediction else None
         self.nodes: list[Node] = []
         self.version = 0  # when the nodes' candidates were weighed
-        self.drawn = False  # whether the draft is a chain that was drawn elsewhere
+        self.drawn = False  # True if the draft is a chain that was drawn elsewhere
 
     def begin(self, limit: int) -> None:
         """Begins a draft of at most `limit` tokens."""

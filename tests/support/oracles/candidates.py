@@ -25,12 +25,12 @@ class Candidate:
 
     token: int
     matches: list[Match]  # those that agree so far
-    copied: bool  # whether the copy agrees so far
-    predicted: bool  # whether the prediction does
+    copied: bool  # True if the copy agrees so far
+    predicted: bool  # True if the prediction does
     evidence: dict[str, int]
     source: Source
     names: Sequence[int] = ()  # its indices in TokenWeights
-    weight: float = 0.0  # of the evidence, and of the names
+    weight: float = 0.0  # sum of the evidence's and the names' weights
     path: float = 1.0  # the product of the probabilities of the tokens up to it
     probability: float = 1.0  # that all of them are accepted
 

@@ -24,7 +24,7 @@ class Match:
     length: int
     end: int
     source: Source
-    output: bool  # whether a model wrote what follows
+    output: bool  # True if a model wrote the following tokens
 
     @property
     def stored(self) -> bool:

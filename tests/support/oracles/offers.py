@@ -65,7 +65,7 @@ class Offer:
     confidences: list[float] | None
     model: OfferModel
     source: int
-    record: list[float]  # of the request: how many positions were judged, and right
+    record: list[float]  # the request's positions that were judged, and right
 
     def children(self, index: int) -> dict[int, int]:
         """The tokens offered after a node, with their indices; of equal ones the first counts."""
@@ -80,7 +80,7 @@ class Offer:
 class Weighed(Candidate):
     """A candidate, and what offers said of it."""
 
-    indices: dict[int, int] = field(default_factory=dict)  # where each offer has it
+    indices: dict[int, int] = field(default_factory=dict)  # its index in each offer
     judgements: list[tuple[Offer, bool, list[tuple[Any, ...]], float]] = field(default_factory=list)
 
 
@@ -90,7 +90,7 @@ class OfferedDrafter(CalibratedDrafter):
     offers: Sequence[Offer] = ()
 
     def begin(self, limit: int) -> None:
-        self.found: dict[int, list[Candidate]] = {}  # what the engine found itself, by node
+        self.found: dict[int, list[Candidate]] = {}  # the engine's own, by node
         super().begin(limit)
 
     def expand(self, node: Node) -> None:

@@ -12,7 +12,7 @@ class PredictedOutputs:
         self.prediction = list(prediction)
         self.recovery = recovery
         self.next: int | None = 0  # the position in the prediction; None while recovering
-        self.since: list[int] = []  # what was emitted since the output left the prediction
+        self.since: list[int] = []  # emitted since the output left the prediction
 
     def advance(self, token: int) -> None:
         """Takes the next output token."""

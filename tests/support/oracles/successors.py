@@ -63,7 +63,7 @@ class Successors:
             waiting = [each for each in waiting if each[0] >= LEAST]
             if not waiting:
                 break
-            best = max(waiting, key=lambda each: each[0])  # of equals the first
+            best = max(waiting, key=lambda each: each[0])  # the first of equals
             waiting.remove(best)
             path, parent_token, token, parent, depth, confidence = best
             nodes.append((token, parent, float(confidence)))
