@@ -905,6 +905,13 @@ def test_command_line_stores_the_answers_of_logs(tmp_path: Path, tokenizer_file:
         assert store.read(found.next, len(following)).tolist() == following
 
 
+def test_command_line_takes_a_text_of_several_pieces(tmp_path: Path, tokenizer_file: Path) -> None:
+    text, out = tmp_path / "long.txt", tmp_path / "out.fds"
+    text.write_text("a store holds text and finds it again .\n" * 30_000)
+    built = succeed("datastore", "build", out, text, "--tokenizer", tokenizer_file)
+    assert "270,000 tokens in 1 document" in built.output
+
+
 def test_command_line_holds_few_of_many_short_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
