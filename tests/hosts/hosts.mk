@@ -20,7 +20,7 @@ test-hosts: $(HOSTS:%=test-%) ## Run the adapters in real serving stacks
 
 $(HOSTS:%=test-%): test-%: build/hosts/%/.ready build/dist/.stamp
 	$(INSTALL_WHEEL) --python build/hosts/$*
-	$(DEMO_MODEL) build/hosts/$*/bin/python -m pytest -n $(JOBS) --dist loadgroup --durations 12 \
+	$(DEMO_MODEL) build/hosts/$*/bin/python -m pytest -n $(JOBS:1=0) --dist loadgroup --durations 12 \
 	  tests/hosts/test_$(subst -,_,$*)*.py
 
 EMPTY :=

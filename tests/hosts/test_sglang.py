@@ -31,8 +31,9 @@ import numpy as np
 import pytest
 import torch
 
-from doctor import doctor
+from doctor import line_of
 from fastdraft import Datastore
+from fastdraft.cli import doctor
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving import sglang as adapter
 from fastdraft.serving.http.front import Front
@@ -178,9 +179,9 @@ def package() -> Path:
 
 
 @pytest.fixture(scope="session")
-def model() -> str:
-    """The demo model's folder."""
-    return os.environ["FASTDRAFT_DEMO_MODEL"]
+def model(words: Path) -> str:
+    """A folder with a configuration and a tokenizer: nobody reads its weights."""
+    return str(words)
 
 
 @pytest.fixture(scope="session")
@@ -191,7 +192,7 @@ def texts(model: str) -> list[tuple[list[int], list[int]]]:
     tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
     found = []
     for name in ("bisect", "colorsys", "fnmatch", "heapq", "keyword", "shlex", "stat", "textwrap"):
-        old = inspect.getsource(importlib.import_module(name))[:1500]
+        old = inspect.getsource(importlib.import_module(name))[:700]
         new = old.replace("self", "this").replace("return", "yield", 2)
         prompt = f"Rewrite this file.\n```python\n{old}```\n"
         found.append((tokenizer.encode(prompt).ids, tokenizer.encode(new).ids))
@@ -386,6 +387,7 @@ def test_drafts_come_in_the_form_of_the_hosts_corpus(
     own.batch_put([prompt for prompt, _ in texts])
     own.synchronize()
     reqs = [_req(str(n), [*prompt, *output[:9]]) for n, (prompt, output) in enumerate(texts)]
+    reqs.append(_req("twice", [1, 2, 3, 4, 5, 6, 1, 2, 3, 7, 8, 9, 1, 2, 3]))  # goes on both ways
     tails = [list(req.origin_input_ids[-_NODES:]) for req in reqs]
     lengths = [len(req.origin_input_ids) for req in reqs]
     corpus.begin(reqs)
@@ -852,7 +854,7 @@ def test_a_seeds_sample_is_sglangs_own_with_any_drafts(
     overlap: bool, filters: dict[str, Any], algorithm: Any, model: str
 ) -> None:
     """Four rows at most, that change places; drafts from the rows, from earlier ones, and none."""
-    size, rows = 80, 12
+    size, rows = 48, 12
     shuffled = random.Random(3)
     prompts = [shuffled.choices(range(40), k=20) for _ in range(rows)]
     server = _Server(algorithm, model, overlap=overlap, target=_SampledTarget)
@@ -899,7 +901,7 @@ def test_a_server_says_the_same_with_and_without_logits(
             server.worker.clear_cache_pool()
             assert corpus.faults == 0
             hits = corpus.totals(corpus.stats).get(hits_field("unnamed", "offer"), 0)
-            assert (hits > 0) == (value == "1" and texts_of is news)
+            assert (hits > 10) == (value == "1" and texts_of is news)
         assert forwards[1] * gain <= forwards[0]
 
 
@@ -1420,9 +1422,10 @@ def test_predictions_and_tools_reach_the_sampling_parameters(
     assert len(found) == 2
 
 
-def test_doctor_finds_this_host() -> None:
-    found = doctor("SGLang", PYTHONPATH=str(TORCHVISION_ON_CPU))
-    assert found == (0, f"{version('sglang')} (sglang), loads fastdraft")
+def test_doctor_finds_this_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.check() == 0
+    found = line_of("SGLang", capsys.readouterr().out)
+    assert found == f"{version('sglang')} (sglang), loads fastdraft"
 
 
 # In the place of the packages, whose beginnings import much that this version has elsewhere.

@@ -6,24 +6,30 @@ Needs what `transformers[serving]` brings, and the `openai` client.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import multiprocessing
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI
+from transformers.cli import transformers
 
+from fastdraft import hf
+from fastdraft.serving import transformers_serve
 from fastdraft.serving.http.record import RECORD_VARIABLE
-from hf_models import tiny_model
+from hf_models import Generous, tiny_model
 from tiny_tokenizer import tiny_tokenizer
 
 NEW = 60
@@ -64,21 +70,15 @@ class Server:
         return [{name: int(value) for name, value in line} for line in pairs]
 
 
-def _serve(folder: Path, start: str) -> Iterator[Server]:
+def _serve(folder: Path, start: Callable[[], None]) -> Iterator[Server]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     log = folder / "log"
-    command = [sys.executable, "-c", start, str(folder), "--device", "cpu", "--port", str(port)]
-    environment = os.environ | {
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(folder / "modules"),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "PYTHONUNBUFFERED": "1",
-        RECORD_VARIABLE: str(folder / "record.jsonl"),
-    }
-    with log.open("w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    options = [str(folder), "--device", "cpu", "--port", str(port)]
+    # Forked, since importing what it runs takes longer than all that is asked of it.
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(start, options, log))
+    process.start()
     url = f"http://localhost:{port}"
     try:
         _wait(process, f"{url}/health", log)
@@ -86,12 +86,21 @@ def _serve(folder: Path, start: str) -> Iterator[Server]:
             yield Server(folder, client, log)
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.join(30)
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _run(start: Callable[[], None], options: list[str], log: Path) -> None:
+    """In the server's process."""
+    os.environ[RECORD_VARIABLE] = str(log.with_name("record.jsonl"))
+    warnings.simplefilter("default")
+    sys.argv[1:] = options
+    with log.open("w", buffering=1) as sys.stdout, contextlib.redirect_stderr(sys.stdout):
+        start()
+
+
+def _wait(process: BaseProcess, url: str, log: Path) -> None:
     for _ in range(600):
-        assert process.poll() is None, log.read_text()
+        assert process.is_alive(), log.read_text()
         try:
             urllib.request.urlopen(url).close()
         except OSError:
@@ -101,26 +110,23 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     raise AssertionError(f"no server after two minutes: {log.read_text()}")
 
 
-PLAIN = """
-import sys
-from transformers.cli.transformers import main
-sys.argv.insert(1, "serve")
-main()
-"""
-# No clock rules what is drafted, and the counts are printed.
-DRAFTING = """
-from fastdraft import hf
-from fastdraft.serving import transformers_serve
-from hf_models import Generous
-transformers_serve.Engine = Generous
-generate = hf.generate
-def told(*args, **kwargs):
-    output = generate(*args, **kwargs)
-    print(output.stats)
-    return output
-hf.generate = told
-transformers_serve.main()
-"""
+def _serve_plainly() -> None:
+    sys.argv.insert(1, "serve")
+    transformers.main()
+
+
+def _serve_with_drafts() -> None:
+    """No clock rules what is drafted, and the counts are printed."""
+    generate = hf.generate
+
+    def generate_and_print(*args: Any, **kwargs: Any) -> Any:
+        output = generate(*args, **kwargs)
+        print(output.stats)
+        return output
+
+    transformers_serve.Engine = Generous
+    hf.generate = generate_and_print
+    transformers_serve.main()
 
 
 def _saved(folder: Path) -> Path:
@@ -131,12 +137,12 @@ def _saved(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(_saved(tmp_path_factory.mktemp("plain")), PLAIN)
+    yield from _serve(_saved(tmp_path_factory.mktemp("plain")), _serve_plainly)
 
 
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(_saved(tmp_path_factory.mktemp("drafting")), DRAFTING)
+    yield from _serve(_saved(tmp_path_factory.mktemp("drafting")), _serve_with_drafts)
 
 
 def test_same_answers(plain: Server, drafting: Server) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -30,7 +32,7 @@ from fastdraft.hf.trl import MEMORY_FILE, attach
 from step_clock import StepClock
 
 PROMPTS = ["the first of many", "a house by the water", "when it began to rain", "many years ago"]
-GROUP, NEW, EPOCHS = 4, 32, 3
+GROUP, NEW, EPOCHS = 4, 20, 2
 CHECKPOINT = 6
 EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "same_training.py"
 FORK = multiprocessing.get_context("fork")
@@ -88,6 +90,8 @@ def _zero(stage: int) -> dict[str, Any]:
     # On a CPU DeepSpeed would first compile shared-memory communication for its ranks. That takes
     # minutes on a busy machine, and never ends if an earlier compilation was killed.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Each rank would import it, and with it PyTorch's compiler.
+    importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
     sizes = ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"]
     return {"deepspeed": {"zero_optimization": {"stage": stage}, **dict.fromkeys(sizes, "auto")}}
 
@@ -156,6 +160,9 @@ Trained = Callable[..., list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def trained(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A function that trains on `ranks` processes and returns the result of each."""
+    # Else each process's collector walks all that was imported.
+    gc.collect()
+    gc.freeze()
 
     def run(
         ranks: int,
@@ -214,7 +221,7 @@ def test_a_run_without_drafts_is_the_same(trained: Trained, checkpointed: dict[s
     [plain] = trained(1, drafts=False, shuffle_dataset=False)
     assert set(_logged(plain, "tokens_per_step")) == {1}
     assert max(_logged(plain, "forwards")) == NEW
-    assert sum(_logged(checkpointed, "forwards")) < 0.8 * sum(_logged(plain, "forwards"))
+    assert sum(_logged(checkpointed, "forwards")) < 0.9 * sum(_logged(plain, "forwards"))
     assert _logged(plain, "tokens_hash") == _logged(checkpointed, "tokens_hash")
     assert plain["weights"] == checkpointed["weights"]
     assert [each["reward"] for each in plain["log"]] == [
@@ -224,7 +231,7 @@ def test_a_run_without_drafts_is_the_same(trained: Trained, checkpointed: dict[s
 
 def test_in_bfloat16_a_bitwise_run_without_drafts_is_the_same(trained: Trained) -> None:
     # At a rate at which weights change in bfloat16.
-    options = {"dtype": "bfloat16", "learning_rate": 1e-3, "num_train_epochs": 2}
+    options = {"dtype": "bfloat16", "learning_rate": 1e-3}
     arms = [trained(1, drafts=drafts, bitwise=True, **options)[0] for drafts in (True, False)]
     drafted, plain = arms
     assert _logged(drafted, "tokens_hash") == _logged(plain, "tokens_hash")
@@ -264,21 +271,19 @@ def test_ranks_share_what_they_sample(trained: Trained) -> None:
 
 def test_samples_depend_neither_on_ranks_nor_on_how_a_step_is_cut(trained: Trained) -> None:
     # Weights that differ by the order of sums would be other logits.
-    options = {"learning_rate": 0.0, "num_train_epochs": 2}
+    options = {"learning_rate": 0.0}
     cuts = [
         trained(1, per_device_train_batch_size=2 * GROUP, **options)[0],
         trained(1, gradient_accumulation_steps=2, **options)[0],
         trained(2, **options)[0],
     ]
     expected, *others = [_logged(each, "tokens_hash") for each in cuts]
-    assert len(set(expected)) == 2 * len(PROMPTS) // 2
+    assert len(set(expected)) == EPOCHS * len(PROMPTS) // 2
     assert others == [expected, expected]
 
 
 def test_with_zero_2_a_run_without_drafts_is_the_same(trained: Trained) -> None:
-    drafted, plain = (
-        trained(2, drafts=drafts, num_train_epochs=2, **_zero(2)) for drafts in (True, False)
-    )
+    drafted, plain = (trained(2, drafts=drafts, **_zero(2)) for drafts in (True, False))
     assert _logged(drafted[0], "tokens_hash") == _logged(plain[0], "tokens_hash")
     assert len({each["weights"] for each in drafted + plain}) == 1
     assert sum(_logged(drafted[0], "forwards")) < sum(_logged(plain[0], "forwards"))

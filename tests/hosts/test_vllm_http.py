@@ -172,7 +172,6 @@ def test_behind_the_frontend_in_rust_requests_are_drafted(
         words,
         tmp_path,
         {"token_cost": 0.01},
-        spawn=True,
         frontend=Path(program).resolve(),
     ) as server:
         wrong = {"vllm_xargs": {"predictions": "misspelt"}}

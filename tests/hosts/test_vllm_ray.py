@@ -1,4 +1,4 @@
-"""vLLM on Ray Serve, as the example deploys it: two replicas on two nodes share a memory.
+"""vLLM on Ray Serve, as the example deploys it: two replicas share a memory.
 
 FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has. Skipped
 where Ray Serve is not installed.
@@ -11,11 +11,9 @@ import functools
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +27,11 @@ from fastdraft.serving.metrics import FIELDS, NAMESPACES, hits_field
 serve = pytest.importorskip(
     "ray.serve", reason="Ray Serve is not installed: pip install 'ray[serve]'"
 )
+import ray  # noqa: E402 - where it is installed
+from ray.serve.scripts import cli  # noqa: E402
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
 QUESTION = [{"role": "user", "content": "Write a few sentences about a cat."}]
-# The commands `serve` and `fastdraft` of this Python.
-SERVE = (sys.executable, "-c", "from ray.serve.scripts import cli; cli()")
-FASTDRAFT = (sys.executable, "-c", "from fastdraft.cli import main; main()")
 TOKENS = 24
 READ_ONLY = [hits_field(each, "read_only") for each in NAMESPACES]
 FAULTS = ("faults", "publish_faults", "follow_faults")
@@ -74,41 +71,10 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@contextlib.contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, which is ended with the block; what it started goes with its cluster."""
-    with log.open("a") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-@contextlib.contextmanager
-def two_nodes() -> Iterator[str]:
-    """The address of a Ray cluster of two nodes, with one CPU each."""
-    from ray.cluster_utils import Cluster
-
-    size = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    head = {**size, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        cluster.add_node(**size)
-        yield cluster.address
-    finally:
-        cluster.shutdown()
-
-
 @pytest.fixture(scope="module")
 def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("ray")
-    log, url, port = folder / "log", f"file://{folder}/fleet", free_port()
+    url, port = f"file://{folder}/fleet", free_port()
     # A fixed cost, since a model of this size on a CPU hardly gains: measured, it drafts little.
     settings = {"memory_url": url, "shared_namespaces": ["everybody"], "token_cost": 0.01}
     variables = {
@@ -117,8 +83,6 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         "VLLM_NO_USAGE_STATS": "1",
         # One process runs the engine and its worker, as on one GPU. On a CPU vLLM would start two.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # Requests go to replicas of both nodes, and not to the nearer one while it has room.
-        "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",
         # On a busy machine a proxy may take long to start.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
@@ -137,36 +101,22 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     client = openai.OpenAI(
         base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0, timeout=300
     )
+    command = ["run", "--non-blocking", "--app-dir", str(EXAMPLES), "vllm_on_ray:app"]
+    command += [f"{name}={value}" for name, value in arguments.items()]
+    ledgers = folder / "ledgers"
+    ledgers.mkdir()
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name, value in variables.items():
-            patch.setenv(name, value)  # before the nodes start, whose processes inherit it
-        ledgers = folder / "ledgers"
-        ledgers.mkdir()
-        patch.setenv(FOLDER_VARIABLE, str(ledgers))
-        address = stack.enter_context(two_nodes())
-        patch.setenv("RAY_ADDRESS", address)
-        import ray
-
-        ray.init(address)
+        for name, value in {**variables, FOLDER_VARIABLE: str(ledgers)}.items():
+            patch.setenv(name, value)  # before Ray starts, whose processes inherit it
+        patch.syspath_prepend(EXAMPLES)
+        ray.init(num_cpus=2, object_store_memory=100 << 20, include_dashboard=False)
         stack.callback(ray.shutdown)
-        serve.start(http_options={"host": "127.0.0.1", "port": port}, proxy_location="HeadOnly")
-        command = [*SERVE, "run", "--app-dir", str(EXAMPLES), "vllm_on_ray:app"]
-        command += [f"{name}={value}" for name, value in arguments.items()]
-        serving = stack.enter_context(running(command, log))
-
-        def serves() -> bool:
-            said = log.read_text()
-            assert serving.poll() is None and "Traceback" not in said, said[-6000:]
-            with contextlib.suppress(openai.APIError):
-                return bool(client.models.list().data)
-            return False
-
-        try:
-            wait(serves, 420)
-            yield Fleet(client, ledgers)
-        finally:
-            print(log.read_text()[-6000:])  # shown where a test fails
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        # `serve run`, which ends once the replicas are ready.
+        cli.main(command, standalone_mode=False)
+        stack.callback(serve.shutdown)
+        yield Fleet(client, ledgers)
 
 
 def test_one_replica_drafts_from_what_another_said(fleet: Fleet) -> None:
@@ -189,7 +139,7 @@ def test_one_replica_drafts_from_what_another_said(fleet: Fleet) -> None:
     assert not fleet.by_replica(*FAULTS)
 
 
-def test_predictions_are_counted_in_answers_of_both_nodes(fleet: Fleet) -> None:
+def test_predictions_are_counted_in_answers_of_both_replicas(fleet: Fleet) -> None:
     salt = {"cache_salt": "of this test"}
     text = fleet.ask(extra_body=salt).choices[0].message.content
     prediction = {"type": "content", "content": text}

@@ -5,19 +5,9 @@ As a script it is that command.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
-__all__ = ["doctor", "line_of"]
-
-
-def doctor(title: str, **variables: str) -> tuple[int, str]:
-    """The exit code, and the line of a host; variables: of the environment."""
-    done = subprocess.run(
-        [sys.executable, __file__], capture_output=True, text=True, env={**os.environ, **variables}
-    )
-    return done.returncode, line_of(title, done.stdout)
+__all__ = ["line_of"]
 
 
 def line_of(title: str, output: str) -> str:
