@@ -24,7 +24,7 @@ from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.hf.verifier import Verifier
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
-LENGTH, COPIES, PROMPT = 8, 1500, 12
+LENGTH, COPIES, PROMPT = 8, 1000, 12
 PROMPT_IDS = repetitive_batch(1, longest=PROMPT)["input_ids"]
 SAMPLE: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
 
@@ -76,8 +76,8 @@ def test_samples_have_the_targets_distribution(
     model: Any, small: Any, gamma: int, options: dict[str, Any]
 ) -> None:
     output = _sampled(model, constant(small, gamma), **options)
-    assert output.stats.accepted > 300
-    assert output.stats.drafted - output.stats.accepted > 300
+    assert output.stats.accepted > 200
+    assert output.stats.drafted - output.stats.accepted > 200
     _assert_distribution(model, output.sequences, options)
 
 
@@ -131,7 +131,7 @@ def test_no_way_of_drafting_bends_the_distribution(
     )[0, PROMPT:]
     output = _sampled(model, _drafters(model, small)[name], prediction=prediction)
     if name != "adaptive":
-        assert 300 < output.stats.accepted < output.stats.drafted - 300
+        assert 200 < output.stats.accepted < output.stats.drafted - 200
     _assert_distribution(model, output.sequences, {})
 
 

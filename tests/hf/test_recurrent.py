@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from unittest import mock
 
@@ -39,8 +40,10 @@ pytestmark = pytest.mark.slow
 if not hasattr(Cache, "is_recording_past"):
     pytest.skip("needs transformers 5.21", allow_module_level=True)
 
-OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": None}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 28, "eos_token_id": None}
 PROMPT = 30
+# To make a model, and to ask what it can verify, takes as long as to decode with it.
+_recurrent = functools.cache(recurrent_model)
 
 
 def _assert_logits(plain: Any, ours: Any, *, columns: int, end: int | None) -> None:
@@ -80,7 +83,7 @@ def _decoded(model: Any, inputs: dict[str, torch.Tensor], every: int = 7, **opti
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_row(family: str) -> None:
-    model, inputs = recurrent_model(family), repetitive_batch(1)
+    model, inputs = _recurrent(family), repetitive_batch(1)
     with counted_forwards(model) as widths:
         ours = _decoded(model, inputs)
     # No forward is made for a state, but one for the cache that is handed over in the end.
@@ -91,14 +94,14 @@ def test_one_row(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_unequal_length(family: str) -> None:
-    _decoded(recurrent_model(family), repetitive_batch(3))
+    _decoded(_recurrent(family), repetitive_batch(3))
 
 
 @pytest.mark.parametrize("family", ["FalconH1", "Mamba2", "Qwen3_5"])
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_that_accept_what_they_like(family: str, seed: int) -> None:
     """Some have no pending token when others have one, or many."""
-    model, inputs = recurrent_model(family), repetitive_batch(4)
+    model, inputs = _recurrent(family), repetitive_batch(4)
     plain = model.generate(**inputs, **OPTIONS, **LOGITS)
     drafter = Forester(plain.sequences[:, PROMPT:].tolist(), nodes=4, seed=seed)
     with mock.patch.object(loop, "_PART_BEHIND", seed / 3):
@@ -109,7 +112,7 @@ def test_rows_that_accept_what_they_like(family: str, seed: int) -> None:
 
 def test_rows_of_equal_length() -> None:
     inputs = {name: each.repeat(3, 1) for name, each in repetitive_batch(1).items()}
-    model = recurrent_model("Qwen3_5")
+    model = _recurrent("Qwen3_5")
     ours = _decoded(model, inputs)
     assert ours.stats.mean_accepted_tokens > 1.5
 
@@ -129,7 +132,7 @@ def test_what_transformers_continues_wrongly_is_refused(family: str, rows: int) 
 
 @pytest.fixture(scope="module")
 def qwen() -> Any:
-    return recurrent_model("Qwen3_5")
+    return _recurrent("Qwen3_5")
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -192,7 +195,7 @@ def test_seeds_give_the_same_samples_over_recurrent_layers(qwen: Any, rows: int)
     "family", ["FalconH1", "GraniteMoeHybrid", "Lfm2", "MiniMax", "NemotronH", "Qwen3_5", "Zamba2"]
 )
 def test_a_recurrent_cache_is_handed_over_and_goes_on(family: str) -> None:
-    model, inputs = recurrent_model(family), repetitive_batch(1)
+    model, inputs = _recurrent(family), repetitive_batch(1)
     said = plain_tokens(model, inputs, **OPTIONS)[0, PROMPT:].tolist()
     # It ends within an accepted draft: the cache has to be brought to its end.
     end = max(said, key=said.index)
