@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -135,8 +136,13 @@ class CalibratedDrafter : public Drafter {
   // probable than `least`. Returns whether it is drafted.
   bool draft_choice(std::size_t parent, std::size_t chosen, float path, float least,
                     const DraftColumns& draft) {
-    const Candidate& next = choices_[chosen];
     const float probability = probability_below(nodes_[parent], path);
+    return draft_choice(parent, chosen, path, probability, least, draft);
+  }
+  // The same for a choice whose probability is known.
+  bool draft_choice(std::size_t parent, std::size_t chosen, float path, float probability,
+                    float least, const DraftColumns& draft) {
+    const Candidate& next = choices_[chosen];
     const auto above = static_cast<std::int32_t>(parent);
     // Field by field: a temporary is copied by wide loads, which wait for the stores of its fields.
     // That took a fifth of a proposal.
@@ -401,8 +407,8 @@ class TreeDrafter final : public CalibratedDrafter {
   struct Waiting {
     float path;
     float probability;
-    std::size_t chosen;
-    std::size_t parent;
+    std::uint32_t chosen;
+    std::uint32_t parent;
     // Among equals the first comes first.
     bool operator<(const Waiting& other) const noexcept {
       return probability != other.probability ? probability < other.probability
@@ -413,32 +419,51 @@ class TreeDrafter final : public CalibratedDrafter {
  protected:
   std::int32_t grow(std::int32_t limit, float least, const DraftColumns& draft) override {
     waiting_.clear();
-    const auto wait_for = [&](std::size_t parent) {
-      const Candidates::Range next = node(parent).choices;
-      for (std::size_t c = next.first; c < next.last; ++c) {
-        const float path = node(parent).path * AcceptanceModel::probability(choice(c).weight);
-        const float probability = probability_below(node(parent), path);
-        if (probability < least) continue;
-        waiting_.push_back({path, probability, c, parent});
-        std::push_heap(waiting_.begin(), waiting_.end());
-      }
-    };
-    wait_for(0);
     std::int32_t count = 0;
-    while (count < limit && !waiting_.empty()) {
-      std::pop_heap(waiting_.begin(), waiting_.end());
-      const Waiting next = waiting_.back();
-      waiting_.pop_back();
-      draft_choice(next.parent, next.chosen, next.path, least, draft);
-      const auto drafted = static_cast<std::size_t>(++count);
-      if (count == limit || node(drafted).depth == lookahead()) continue;
-      expand(drafted);
-      wait_for(drafted);
+    while (count < limit) {
+      const auto drafted = static_cast<std::size_t>(count);
+      Waiting best = kNone;
+      if (node(drafted).depth < lookahead()) {
+        if (drafted > 0) expand(drafted);
+        best = best_below(drafted, least);
+      }
+      if (!waiting_.empty() && best < waiting_.front()) {
+        std::pop_heap(waiting_.begin(), waiting_.end());
+        std::swap(best, waiting_.back());
+        if (waiting_.back().probability < 0.0f) {
+          waiting_.pop_back();
+        } else {
+          std::push_heap(waiting_.begin(), waiting_.end());
+        }
+      }
+      if (best.probability < 0.0f) break;
+      draft_choice(best.parent, best.chosen, best.path, best.probability, least, draft);
+      ++count;
     }
     return count;
   }
 
  private:
+  static constexpr Waiting kNone{0.0f, -1.0f, 0, 0};
+
+  // The best of the choices at a node; kNone: none is as probable as `least`. The others wait.
+  // Mostly the best is drafted next, so it would wait for nothing.
+  Waiting best_below(std::size_t parent, float least) {
+    const DraftNode& above = node(parent);
+    Waiting best = kNone;
+    for (std::size_t c = above.choices.first; c < above.choices.last; ++c) {
+      const float path = above.path * AcceptanceModel::probability(choice(c).weight);
+      Waiting each{path, probability_below(above, path), static_cast<std::uint32_t>(c),
+                   static_cast<std::uint32_t>(parent)};
+      if (each.probability < least) continue;
+      if (best < each) std::swap(best, each);
+      if (each.probability < 0.0f) continue;
+      waiting_.push_back(each);
+      std::push_heap(waiting_.begin(), waiting_.end());
+    }
+    return best;
+  }
+
   std::vector<Waiting, CountedAllocator<Waiting>> waiting_;
 };
 
