@@ -12,7 +12,7 @@ from scipy import stats
 from fastdraft.kernels import operands
 from fastdraft.verification import verify_sampled
 
-N = 60_000
+N = 100_000
 VOCABULARY = 24
 # Every seed here is fixed, so a test that passes keeps passing.
 SIGNIFICANT = 1e-3
