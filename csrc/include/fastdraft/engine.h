@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +33,7 @@ class OutputLengths;
 class RequestTable;
 struct Request;
 struct RowOffers;
+struct Step;
 
 using RequestId = std::int64_t;
 
@@ -203,38 +203,16 @@ class FASTDRAFT_EXPORT Engine {
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   const RowOffers* read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
                                bool refuse, RowOffers& read);
-  // A step of the target for one request.
-  struct Step {
-    TokenSpan emitted;
-    // Compared with the last guess: for a request with several rows the tokens of all.
-    TokenSpan observed;
-    // How many draft tokens of its own choice the host had the target verify. Empty: it verified
-    // those that were proposed.
-    std::optional<std::int32_t> verified = std::nullopt;
-    // How many of the proposed draft tokens it verified at most.
-    std::int32_t most = std::numeric_limits<std::int32_t>::max();
-  };
-  // The draft compared with what its step emitted, once.
-  struct Outcome {
-    std::int32_t drafted = 0;
-    DraftColumns::Accepted accepted;
-    std::int64_t rejected_prediction = 0;
-  };
-  void take(Request& request, RequestId id, const Step& step);
+  void take(Request& request, RequestId id, Step step);
   template <typename Complete>
   std::vector<RowError> take_rows(const RequestId* ids, std::int64_t rows, const Token* emitted,
                                   const std::int64_t* offsets, Complete complete);
-  static Outcome outcome_of_draft(const DraftColumns& draft, std::int32_t drafted,
-                                  TokenSpan emitted) noexcept;
-  static Outcome outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
-                                  TokenSpan emitted, std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   struct Pace {
     double rate = 0.0;
     std::vector<float> weights;
   };
   Pace pace_of(const RequestId* ids, std::int64_t rows) const;
-  void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 
   const EngineConfig config_;

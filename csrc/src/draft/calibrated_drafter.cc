@@ -26,8 +26,8 @@ class CalibratedDrafter : public Drafter {
   // `bytes`: the size of the object. `tree`: whether drafts are trees.
   CalibratedDrafter(const CalibratedConfig& config, const DrafterInputs& inputs, std::size_t bytes,
                     bool tree)
-      : counted_(inputs.budget, static_cast<std::int64_t>(bytes)),
-        context_(inputs.context),
+      : Drafter(inputs.context),
+        counted_(inputs.budget, static_cast<std::int64_t>(bytes)),
         lookahead_(inputs.lookahead),
         tree_(tree),
         acceptance_(*inputs.acceptance),
@@ -43,20 +43,6 @@ class CalibratedDrafter : public Drafter {
     }
   }
 
-  void advance() override {
-    // A short repeated suffix occurs in many positions, which are all weighed: no reason to follow
-    // the text from one of them.
-    CopyCursor::Continuation elsewhere;
-    const Match match = context_.repeated_suffix();
-    if (match.length >= kShortestJump) {
-      elsewhere.position = context_.latest_end(match.state) + 1;
-      elsewhere.length = match.length;
-    }
-    copy_.advance(context_.text(), static_cast<std::int32_t>(context_.size()) - 1, context_.text(),
-                  context_.size(), elsewhere);
-    if (prediction_) prediction_->advance(context_.text(), context_.size());
-  }
-
   bool approach(int step) override { return matches_.approach(step); }
 
   std::int32_t guess(std::int32_t limit, float least, const RowOffers* offers,
@@ -69,23 +55,6 @@ class CalibratedDrafter : public Drafter {
     }
     return grow(limit, least, draft);
   }
-
-  void learn(const Token* emitted, std::int64_t count) final {
-    learn_paths(emitted, count);
-    const AcceptanceModel::Version begun = acceptance_.now();
-    visit_path(emitted, count, [&](std::size_t node, Token next) {
-      learn_of(nodes_[node].following, next, begun);
-    });
-    if (offered_ == nullptr) return;
-    accepted_without_offers_ = 0;
-    float path = 1.0f;
-    visit_path(emitted, count, [&](std::size_t node, Token next) {
-      path = follow_without_offers(nodes_[node], path, next);
-      offered_->learn(nodes_[node].choices, next);
-    });
-  }
-
-  std::int32_t accepted_without_offers() const final { return accepted_without_offers_; }
 
  protected:
   // A token of the draft. The root stands for the text, and has its last token.
@@ -184,13 +153,45 @@ class CalibratedDrafter : public Drafter {
   static constexpr std::int32_t kShortestJump = 4;
   static constexpr std::int32_t kFirstNodes = 64;
 
+  void advance() final {
+    // A short repeated suffix occurs in many positions, which are all weighed: no reason to follow
+    // the text from one of them.
+    CopyCursor::Continuation elsewhere;
+    const Match match = context().repeated_suffix();
+    if (match.length >= kShortestJump) {
+      elsewhere.position = context().latest_end(match.state) + 1;
+      elsewhere.length = match.length;
+    }
+    const Token* const text = context().text();
+    const std::int64_t size = context().size();
+    copy_.advance(text, static_cast<std::int32_t>(size) - 1, text, size, elsewhere);
+    if (prediction_) prediction_->advance(text, size);
+  }
+
+  std::int32_t learn(TokenSpan observed) final {
+    learn_paths(observed);
+    const AcceptanceModel::Version begun = acceptance_.now();
+    visit_path(observed, [&](std::size_t node, Token next) {
+      learn_of(nodes_[node].following, next, begun);
+    });
+    if (offered_ == nullptr) return 0;
+    std::int32_t without_offers = 0;
+    float path = 1.0f;
+    visit_path(observed, [&](std::size_t node, Token next) {
+      path = follow_without_offers(nodes_[node], path, next);
+      without_offers += path > 0.0f ? 1 : 0;
+      offered_->learn(nodes_[node].choices, next);
+    });
+    return without_offers;
+  }
+
   // Learns which tokens of the draft were accepted, as far as the emitted ones reach.
-  void learn_paths(const Token* emitted, std::int64_t count) noexcept {
+  void learn_paths(TokenSpan observed) noexcept {
     for (std::size_t n = 1; n < num_weighed_; ++n) {
       DraftNode& node = nodes_[n];
-      const bool is_known = node.depth <= count;
+      const bool is_known = node.depth <= observed.size;
       node.refused = nodes_[static_cast<std::size_t>(node.parent)].refused ||
-                     (is_known && node.token != emitted[node.depth - 1]);
+                     (is_known && node.token != observed.token_ids[node.depth - 1]);
       if (node.refused || is_known) {
         acceptance_.learn_path(node.depth - 1, node.path, tree_, !node.refused);
       }
@@ -200,10 +201,10 @@ class CalibratedDrafter : public Drafter {
   // Visits the nodes of the draft that the target followed, from the root on, each with the token
   // that it emitted there. `learn_paths` has compared them.
   template <typename Visit>
-  void visit_path(const Token* emitted, std::int64_t count, Visit visit) {
+  void visit_path(TokenSpan observed, Visit visit) {
     std::size_t node = 0;
-    for (std::int32_t depth = 0; depth < count; ++depth) {
-      visit(node, emitted[depth]);
+    for (std::int32_t depth = 0; depth < observed.size; ++depth) {
+      visit(node, observed.token_ids[depth]);
       do {
         ++node;
         if (node >= num_nodes_) return;
@@ -247,10 +248,9 @@ class CalibratedDrafter : public Drafter {
     }
   }
 
-  // Goes on along the path that a guess without offers would share with the target: counts the
-  // emitted token if that guess would have held it. Returns the probability of the path; 0: it has
-  // ended.
-  float follow_without_offers(const DraftNode& node, float path, Token emitted) {
+  // Goes on along the path that a guess without offers would share with the target. Returns the
+  // path's probability with the emitted token; 0: that guess would not have held it.
+  float follow_without_offers(const DraftNode& node, float path, Token emitted) const noexcept {
     const Candidates::Range following = node.following;
     const Candidate* same = nullptr;
     float best = 0.0f;
@@ -261,14 +261,12 @@ class CalibratedDrafter : public Drafter {
     }
     if (same == nullptr || (!tree_ && same->weight < best)) return 0.0f;
     path *= AcceptanceModel::probability(same->weight);
-    if (acceptance_.path_probability(node.depth, path, tree_) < least_) return 0.0f;
-    if (path > 0.0f) ++accepted_without_offers_;
-    return path;
+    return acceptance_.path_probability(node.depth, path, tree_) < least_ ? 0.0f : path;
   }
 
   // The token that stands `before` tokens before the text's last one; -1: there is none.
   Token text_token(std::int64_t before) const noexcept {
-    return context_.size() > before ? context_.text()[context_.size() - 1 - before] : -1;
+    return context().size() > before ? context().text()[context().size() - 1 - before] : -1;
   }
 
   // Finds what may follow the text, for a guess of at most `limit` tokens.
@@ -280,12 +278,11 @@ class CalibratedDrafter : public Drafter {
       expected =
           ExpectedText(prediction_->continuation(), prediction_->text(), prediction_->size());
     }
-    const ExpectedText copy(copy_.continuation(), context_.text(), context_.size());
+    const ExpectedText copy(copy_.continuation(), context().text(), context().size());
     if (nodes_.size() <= static_cast<std::size_t>(limit)) {
       nodes_.resize(static_cast<std::size_t>(limit) + 1);
     }
-    const Token last = context_.size() > 0 ? context_.text()[context_.size() - 1] : -1;
-    nodes_[0] = {-1, last, 0, 1.0f, 1.0f, candidates_.begin(copy, expected)};
+    nodes_[0] = {-1, text_token(0), 0, 1.0f, 1.0f, candidates_.begin(copy, expected)};
     num_nodes_ = 1;
     num_weighed_ = 1;
   }
@@ -317,7 +314,6 @@ class CalibratedDrafter : public Drafter {
   }
 
   const CountedBytes counted_;
-  const SuffixAutomaton& context_;
   const std::int32_t lookahead_;
   const bool tree_;
   AcceptanceModel& acceptance_;
@@ -336,9 +332,8 @@ class CalibratedDrafter : public Drafter {
   std::vector<DraftNode, CountedAllocator<DraftNode>> nodes_;
   std::size_t num_nodes_ = 0;
   std::size_t num_weighed_ = 0;  // the same with the token that was too improbable for a chain
-  OfferedCandidates* offered_ = nullptr;  // null: the guess has no offers
-  float least_ = 0.0f;                    // of a guess with offers
-  std::int32_t accepted_without_offers_ = 0;
+  OfferedCandidates* offered_ = nullptr;       // null: the guess has no offers
+  float least_ = 0.0f;                         // of a guess with offers
   std::unique_ptr<OfferedCandidates> offers_;  // null: there have been none
 };
 

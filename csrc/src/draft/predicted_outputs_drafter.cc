@@ -10,22 +10,8 @@ namespace {
 class PredictedOutputsDrafter final : public Drafter {
  public:
   PredictedOutputsDrafter(std::int32_t recovery, const DrafterInputs& inputs)
-      : context_(inputs.context), recovery_(recovery), prediction_(inputs.budget) {
+      : Drafter(inputs.context), recovery_(recovery), prediction_(inputs.budget) {
     prediction_.append(inputs.prediction, inputs.prediction_size);
-  }
-
-  void advance() override {
-    const Token token = context_.text()[context_.size() - 1];
-    if (next_ != kRecovering) {
-      if (next_ < prediction_.size() && prediction_.text()[next_] == token) {
-        ++next_;
-        return;
-      }
-      next_ = kRecovering;
-      match_ = {};  // nothing from before the two parted counts
-    }
-    match_ = prediction_.advance(match_, token);
-    if (match_.length >= recovery_) next_ = prediction_.first_end(match_.state) + 1;
   }
 
   std::int32_t guess(std::int32_t limit, float, const RowOffers*,
@@ -40,7 +26,20 @@ class PredictedOutputsDrafter final : public Drafter {
  private:
   static constexpr std::int32_t kRecovering = -1;
 
-  const SuffixAutomaton& context_;
+  void advance() override {
+    const Token token = context().text()[context().size() - 1];
+    if (next_ != kRecovering) {
+      if (next_ < prediction_.size() && prediction_.text()[next_] == token) {
+        ++next_;
+        return;
+      }
+      next_ = kRecovering;
+      match_ = {};  // nothing from before the two parted counts
+    }
+    match_ = prediction_.advance(match_, token);
+    if (match_.length >= recovery_) next_ = prediction_.first_end(match_.state) + 1;
+  }
+
   const std::int32_t recovery_;
   SuffixAutomaton prediction_;
   std::int32_t next_ = 0;  // of the prediction's tokens, the one expected next

@@ -9,7 +9,6 @@
 #include "engine/request_table.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
-#include "policy/offer_kinds.h"
 
 namespace fastdraft {
 namespace {
@@ -43,110 +42,40 @@ std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
 
 }  // namespace
 
-void Engine::check_room(const Request& request, RequestId id, std::int64_t count) const {
-  if (count > config_.max_request_tokens - request.context.size()) {
-    throw RequestLimitError(of_request(id) + "max_request_tokens is " +
-                            std::to_string(config_.max_request_tokens) + ": it holds " +
-                            std::to_string(request.context.size()) + " tokens and " +
-                            std::to_string(count) + " more were observed");
-  }
-}
-
-// For a step that verified the first `drafted` tokens of the proposal.
-Engine::Outcome Engine::outcome_of_draft(const DraftColumns& draft, std::int32_t drafted,
-                                         TokenSpan emitted) noexcept {
-  Outcome outcome{drafted, draft.accepted(drafted, emitted.token_ids, emitted.size)};
-  const auto of_prediction =
-      std::count(draft.sources, draft.sources + drafted, Source::kPrediction);
-  outcome.rejected_prediction =
-      of_prediction - outcome.accepted.by_source[index_of(Source::kPrediction)];
-  return outcome;
-}
-
-// For a step that verified `drafted` tokens of the host's choice: the target accepted all that it
-// emitted but the last. Which of them the prediction expected is read from the last guess: of the
-// accepted tokens exactly, of the rejected ones along the prediction's own path. The host drafted
-// from an older guess, so the most probable path of this one may be another.
-Engine::Outcome Engine::outcome_of_guess(const DraftColumns& guess, std::int32_t guessed,
-                                         TokenSpan emitted, std::int32_t drafted) noexcept {
-  Outcome outcome;
-  outcome.drafted = drafted;
-  std::int32_t& accepted = outcome.accepted.tokens;
-  accepted = static_cast<std::int32_t>(std::min<std::int64_t>(drafted, emitted.size - 1));
-  std::int32_t parent = -1;
-  std::int32_t depth = 0;
-  for (std::int32_t i = 0; i < guessed && depth < drafted; ++i) {
-    const bool follows = depth < accepted ? guess.token_ids[i] == emitted.token_ids[depth]
-                                          : guess.sources[i] == Source::kPrediction;
-    if (guess.parents[i] != parent || !follows) continue;
-    if (depth < accepted) {
-      ++outcome.accepted.by_source[index_of(guess.sources[i])];
-    } else {
-      ++outcome.rejected_prediction;
-    }
-    parent = i;
-    ++depth;
-  }
-  return outcome;
-}
-
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   check_tokens(emitted, count, "emitted_ids");
   const RequestTable::Locked request = requests_->lock(id);
   take(*request, id, {{emitted, count}, {emitted, count}});
 }
 
-std::int64_t Request::grow(TokenSpan emitted, std::optional<MemoryLimitError>& refused) {
-  std::int64_t taken = 0;
-  try {
-    while (taken < emitted.size) {
-      context.append(emitted.token_ids[taken]);
-      ++taken;
-      drafter->advance();
-    }
-  } catch (const MemoryLimitError& error) {
-    refused = error;
+void Engine::take(Request& request, RequestId id, Step step) {
+  if (step.emitted.size > config_.max_request_tokens - request.context.size()) {
+    throw RequestLimitError(of_request(id) + "max_request_tokens is " +
+                            std::to_string(config_.max_request_tokens) + ": it holds " +
+                            std::to_string(request.context.size()) + " tokens and " +
+                            std::to_string(step.emitted.size) + " more were observed");
   }
-  // The next guess reads these first.
-  if (const Match suffix = context.repeated_suffix(); suffix.length > 0) {
-    context.prefetch_ends(suffix.state);
-  }
-  for (const auto& each : running) each->grow(text(), size(), prompt_size);
-  return taken;
-}
-
-void Engine::take(Request& request, RequestId id, const Step& step) {
-  check_room(request, id, step.emitted.size);
   request.kept.reset();
-  const std::optional<Proposal> proposal = std::exchange(request.proposal, std::nullopt);
-  if (step.emitted.size > 0) request.context.prefetch_append(step.emitted.token_ids[0]);
-  if (proposal) request.drafter->learn(step.observed.token_ids, step.observed.size);
-  std::optional<MemoryLimitError> refused;
-  const TokenSpan emitted{step.emitted.token_ids, request.grow(step.emitted, refused)};
-  const std::int64_t taken = emitted.size;
-  const Proposal known = proposal.value_or(Proposal());
-  if (taken > 0) {
-    const Outcome outcome =
-        step.verified
-            ? outcome_of_guess(request.draft, known.guessed, emitted, *step.verified)
-            : outcome_of_draft(request.draft, std::min(known.drafted, step.most), emitted);
-    request.counts.add(taken, outcome.drafted, outcome.accepted);
-    request.counts.rejected_prediction += outcome.rejected_prediction;
-    if (request.offers != nullptr) {
-      request.offers->learn(*kinds_, {outcome.accepted.tokens, outcome.drafted,
-                                      request.drafter->accepted_without_offers()});
-    }
-    // Without a proposal a step of the target emits one token: more are text from elsewhere, as a
-    // resumed request's, and say nothing about the target's pace.
-    if (proposal || taken == 1) {
-      request.add_step(static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1)),
-                       known.step_time);
-    }
-  } else if (request.offers != nullptr) {
-    request.offers->forget();
+  step.proposal = std::exchange(request.proposal, std::nullopt);
+  step.offers = request.offers.get();
+  const Outcome outcome = request.drafter->observe(step, request.draft);
+  for (const auto& each : request.running) {
+    each->grow(request.text(), request.size(), request.prompt_size);
   }
-  if (refused) {
-    throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
+  const std::int64_t taken = outcome.taken;
+  if (taken > 0) request.counts.add(taken, outcome.drafted, outcome.accepted);
+  request.counts.rejected_prediction += outcome.rejected_prediction;
+  // Without a proposal a step of the target emits one token: more are text from elsewhere, as a
+  // resumed request's, and say nothing about the target's pace.
+  if (taken == 1 || (taken > 0 && step.proposal)) {
+    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1));
+    const double time = step.proposal.value_or(Proposal()).step_time;
+    request.rate.add(tokens, time);
+    request.paced += tokens;
+    request.time += time;
+  }
+  if (outcome.refused) {
+    throw MemoryLimitError(of_request(id) + outcome.refused->what() + "; " + std::to_string(taken) +
                            " of " + std::to_string(step.emitted.size) +
                            " observed tokens were taken");
   }

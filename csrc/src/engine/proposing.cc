@@ -209,7 +209,7 @@ const RowOffers* Engine::read_offers(Request& request, const ProposeOptions& opt
     const std::int64_t count = all.offsets[row + 1] - first;
     if (count == 0) continue;
     const auto kind = static_cast<std::size_t>(all.kind);
-    OfferState::OfKind& known = request.known_offers().kinds[kind];
+    OfferState::OfKind& known = request.known_offers(*kinds_).kinds[kind];
     known.spent = all.time;
     RowOffer& offer = read.offers[static_cast<std::size_t>(read.size)];
     offer = {all.kind,
@@ -256,9 +256,9 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
     const std::int32_t limit = limit_of(options, row);
     may[r] = limit > 0;
     (*request)->kept = std::exchange((*request)->proposal, std::nullopt);
-    wanted[row] = value.add((*request)->known_offers(), own.columns.probabilities + own.offsets[r],
-                            own.offsets[r + 1] - own.offsets[r], limit,
-                            expected == nullptr ? 0.0f : expected[row]);
+    wanted[row] = value.add(
+        (*request)->known_offers(*kinds_), own.columns.probabilities + own.offsets[r],
+        own.offsets[r + 1] - own.offsets[r], limit, expected == nullptr ? 0.0f : expected[row]);
   }
   if (rows == 0) return;
   const bool pays = value.pays(options.cost.value_or(StepCost::constant(config_.token_cost)), rows,

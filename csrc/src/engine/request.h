@@ -20,16 +20,6 @@
 
 namespace fastdraft {
 
-// The last proposal; its tokens are in the request's draft.
-struct Proposal {
-  std::int32_t guessed = 0;  // the tokens of the whole guess
-  std::int32_t drafted = 0;  // the first of them, which the target was given
-  double step_time = 1.0;    // of the step by them
-  // The arguments of the drafter's guess. With offers the limit is -1: no other guess is like it.
-  std::int32_t limit = -1;
-  float least = 0.0f;
-};
-
 // Not thread-safe; the engine locks each request.
 struct Request {
   // An empty text, and room for drafts of `most_drafted` tokens. `initial_rate`
@@ -50,21 +40,9 @@ struct Request {
   // gained nothing.
   bool is_far() const noexcept { return context.size() >= 8192; }
 
-  OfferState& known_offers() {
-    if (offers == nullptr) offers = std::make_unique<OfferState>();
+  OfferState& known_offers(OfferKinds& kinds) {
+    if (offers == nullptr) offers = std::make_unique<OfferState>(kinds);
     return *offers;
-  }
-
-  // Appends what the target emitted, has the drafter follow it and shows it to other requests.
-  // Returns how many tokens memory had room for; where it had none for all, the error is in
-  // `refused`.
-  std::int64_t grow(TokenSpan emitted, std::optional<MemoryLimitError>& refused);
-
-  // Counts a step in the rate.
-  void add_step(double tokens, double step_time) noexcept {
-    rate.add(tokens, step_time);
-    paced += tokens;
-    time += step_time;
   }
 
   const CountedBytes counted;  // it and its draft

@@ -7,16 +7,16 @@
 
 namespace fastdraft {
 
-void OfferState::learn(OfferKinds& all, const Outcome& outcome) noexcept {
+void OfferState::learn(const Accepted& step) noexcept {
   const std::uint32_t offered = std::exchange(given, 0);
   const float promised = std::exchange(own, -1.0f);
   if (promised < 0.0f) return;
-  const auto accepted = static_cast<float>(outcome.accepted);
-  const auto verified = static_cast<float>(outcome.drafted);
+  const auto accepted = static_cast<float>(step.tokens);
+  const auto verified = static_cast<float>(step.drafted);
   // An offer can make engine tokens worth verifying that were not worth it alone.
   const float without =
-      offered == 0 ? accepted : static_cast<float>(std::min(outcome.accepted_without, own_drafted));
-  all.plain_steps().learn(promised, promised, {without, verified, 0.0f}, plain_steps);
+      offered == 0 ? accepted : static_cast<float>(std::min(step.without_offers, own_drafted));
+  engine_kinds.plain_steps().learn(promised, promised, {without, verified, 0.0f}, plain_steps);
   for (std::size_t k = 0; k < kinds.size(); ++k) {
     OfKind& kind = kinds[k];
     const float expected = std::exchange(kind.promised, -1.0f);
@@ -24,7 +24,7 @@ void OfferState::learn(OfferKinds& all, const Outcome& outcome) noexcept {
     if ((offered >> k & 1) == 0) continue;
     const double part =
         time > 0.0 ? std::min(kind.spent / time, double{StepPromises::kLongestTime}) : 1.0;
-    all.model(static_cast<OfferKind>(k))
+    engine_kinds.model(static_cast<OfferKind>(k))
         .steps()
         .learn(expected < 0.0f ? promised : expected, kind.first,
                {accepted, verified, static_cast<float>(part)}, kind.steps);

@@ -14,6 +14,8 @@ namespace fastdraft {
 
 // A request's knowledge of offers, once there was one or one was asked about.
 struct OfferState {
+  explicit OfferState(OfferKinds& of_engine) noexcept : engine_kinds(of_engine) {}
+
   struct OfKind {
     OfferRecord offers;
     StepRecord steps;
@@ -29,20 +31,21 @@ struct OfferState {
 
   // Tokens of a step: those of the draft that were accepted, all of the draft, and those that would
   // have been accepted of a draft without offers.
-  struct Outcome {
-    std::int32_t accepted;
+  struct Accepted {
+    std::int32_t tokens;
     std::int32_t drafted;
-    std::int32_t accepted_without;
+    std::int32_t without_offers;
   };
 
   // Learns what the step brought, if somebody asked before whether offers pay.
-  void learn(OfferKinds& all, const Outcome& outcome) noexcept;
+  void learn(const Accepted& step) noexcept;
   // The step was given up.
   void forget() noexcept {
     given = 0;
     own = -1.0f;
   }
 
+  OfferKinds& engine_kinds;
   std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
   StepRecord plain_steps;
   // In the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
