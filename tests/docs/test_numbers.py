@@ -60,7 +60,7 @@ def test_draft_quality(beginning: str, name: str, drafter: str) -> None:
 
 def test_common_ngrams() -> None:
     found = results("common_ngrams")
-    assert f"{found['texts']} answers, {found['tokens'] / 1000:.0f},000 tokens" in (
+    assert f"{found['texts']:,} answers, {found['tokens'] / 1000:,.0f},000 tokens" in (
         QUALITY.read_text()
     )
     assert f"{found['overlap_of_12_grams']:.3%}".replace("%", " %") in QUALITY.read_text()
@@ -91,7 +91,7 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
         for family, theirs in families.items()
     ]
     assert len(parts) == 384
-    assert f"{max(parts):.3f}" == "0.963"
+    assert f"{max(parts):.3f}" == "0.956"
 
 
 def test_arctic_at_its_best() -> None:

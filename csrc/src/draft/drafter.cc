@@ -45,7 +45,7 @@ void compare_guess(const DraftColumns& guess, std::int32_t guessed, const Token*
 Outcome Drafter::observe(const Step& step, const DraftColumns& draft) {
   const Token* const emitted = step.emitted.token_ids;
   Outcome outcome;
-  // What the append reads first arrives while the drafter learns.
+  // The lines that the append reads first arrive while the drafter learns.
   if (step.emitted.size > 0) context_.prefetch_append(emitted[0]);
   const std::int32_t without_offers = step.proposal ? learn(step.observed) : 0;
   try {
