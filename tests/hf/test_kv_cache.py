@@ -145,6 +145,24 @@ def _gemma() -> Any:
     return tiny_model("gemma3")
 
 
+def test_a_filled_cache_is_taken_over_and_written_back() -> None:
+    prepared = DynamicCache()
+    keys, values = _states(1, 5)
+    prepared.update(keys, values, 0)
+    cache = RowCache(prepared)
+    assert cache.get_seq_length() == prepared.get_seq_length() == 5
+    cache.take_over()
+    more_keys, more_values = _states(1, 3)
+    _prepare(cache, [5], 3)
+    cache.update(more_keys, more_values, 0)
+    # Nothing is held twice, and should the generation fail, an empty cache is of use yet.
+    assert prepared.get_seq_length() == 0
+    cache.write_back(prepared, 7)
+    assert prepared.get_seq_length() == 7
+    assert torch.equal(prepared.layers[0].keys, torch.cat([keys, more_keys[:, :, :2]], 2))
+    assert torch.equal(prepared.layers[0].values, torch.cat([values, more_values[:, :, :2]], 2))
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.any_transformers
 @pytest.mark.parametrize("staged", [False, True])
