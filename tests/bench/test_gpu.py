@@ -148,7 +148,7 @@ def test_failures_of_tests_are_reported(tmp_path, monkeypatch, more):
     assert (found["correct"], found["passed"], len(found["failures"])) == (False, 2, 1)
     assert "test_wrong" in found["failures"][0]["test"]
     assert (unread["correct"], unread["passed"], len(unread["failures"])) == (False, 0, 1)
-    # The printed part of a run that was stopped counts.
+    # A stopped run gives the results that it had printed.
     stopped = printed[0][: printed[0].index("= FAILURES")]
     assert gpu.read_tests(stopped) == found
 

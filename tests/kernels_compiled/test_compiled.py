@@ -27,7 +27,7 @@ from fastdraft.verification import (
     warm_up,
 )
 
-# Four programs of four warps then share a multiprocessor. Below that compilers choose in steps.
+# Registers of a thread: with at most these, a multiprocessor runs four programs of four warps.
 MOST_REGISTERS = 128
 # Three programs, where each logit has an address of its own.
 MOST_REGISTERS_ODD = 168

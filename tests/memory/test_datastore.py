@@ -1088,7 +1088,7 @@ def test_a_sample_that_comes_again_enters_once() -> None:
         tokens = len(copy)
         assert tokens == len(source)
         copy._load(begun, None)
-        # A part shorter than a step of the index is not looked for.
+        # The store may keep a shared part twice where it is shorter than a step of the index.
         assert len(copy) <= tokens + (64 + 31 if shared >= 64 else 0)
         # A text that goes on otherwise enters.
         source.add(np.concatenate([prompt, output[:200], output[:100]]), prompt_size=shared)

@@ -25,7 +25,8 @@ _HEAD = 32
 _WIDTH = _HEADS * _HEAD
 _INNER = 2 * _WIDTH
 _LAYERS = 2
-# Weight of the layers beside the cycles: with less it hardly slips, with more nothing repeats.
+# Weight of the layers against the cycles of words: with less the model hardly leaves a cycle, with
+# more nothing repeats.
 _SLIPS = 1.3
 
 

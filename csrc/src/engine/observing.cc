@@ -22,8 +22,8 @@ void sort_by_row(std::vector<RowError>& errors) {
 
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
 
-// Returns what each request with several rows emitted in all of them. Such a request has one guess,
-// which is gone after its first row, so that row learns from the tokens of all.
+// Returns the tokens that each request with several rows emitted, those of all its rows joined. It
+// has one guess for them all. Its first row uses the guess up, and so learns from all tokens.
 std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
     const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets) {
   std::unordered_map<RequestId, std::vector<Token>> tokens;
@@ -89,7 +89,7 @@ std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
                                         Complete complete) {
   std::vector<RowError> failed;
   const auto approach = [&](std::int64_t row, Request& request, int step) {
-    // Tokens are checked later, row by row. Here a wrong one must not be looked up.
+    // Rows are checked later, one by one, so a negative token can still stand here: skip it.
     const bool any = offsets[row] < offsets[row + 1] && emitted[offsets[row]] >= 0;
     return any && request.is_far() &&
            request.context.approach(request.approach, emitted[offsets[row]], step);
